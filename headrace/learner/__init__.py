@@ -1,0 +1,1 @@
+"""The learner: ``stages`` compiles an agent's update, ``learner`` runs it batch after batch and publishes params."""

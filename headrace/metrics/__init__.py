@@ -1,0 +1,1 @@
+"""Metrics: what is measured (``schema``), how (``meter``, ``episodes``), where to (``sinks``, ``panel``)."""

@@ -1,0 +1,291 @@
+"""Rows of single environments and batches of them: packing, unpacking, and the checks on what environments say.
+
+"Environment types" below are the dtypes and shapes of the environment's own spaces; "agent types" are those of
+``headrace.spaces``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from headrace.errors import EnvironmentFailure
+from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
+from headrace.types import PyTree, TimeStep
+
+Write: TypeAlias = Callable[[PyTree, int, Any], None]
+"""``write(buffer [n, ...], k, observation)`` puts one observation into row k."""
+
+_F32_MAX = float(np.finfo(np.float32).max)
+
+
+def env_shape(leaf: Leaf) -> tuple[int, ...]:
+    """Shape of a leaf on the environment's side."""
+    return leaf.env_shape if isinstance(leaf, MultiDiscreteSpec) else leaf.shape
+
+
+def empty(spec: Spec, n: int) -> PyTree:
+    """Uninitialised arrays ``[n, ...]`` in environment types."""
+    return map_leaves(lambda leaf: np.empty((n, *env_shape(leaf)), leaf.env_dtype), spec)
+
+
+def zeros_env(spec: Spec, n: int) -> PyTree:
+    """Zero arrays ``[n, ...]`` in environment types."""
+    return map_leaves(lambda leaf: np.zeros((n, *env_shape(leaf)), leaf.env_dtype), spec)
+
+
+def tree_leaves(spec: Spec, tree: PyTree) -> Iterator[tuple[Leaf, Any]]:
+    """Pairs of spec leaf and the matching part of ``tree``, dict keys sorted."""
+    if isinstance(spec, dict):
+        for key in sorted(spec):
+            yield from tree_leaves(spec[key], tree[key])
+    elif isinstance(spec, tuple):
+        for part, value in zip(spec, tree, strict=True):
+            yield from tree_leaves(part, value)
+    else:
+        yield spec, tree
+
+
+def tree_arrays(spec: Spec, tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves of ``tree`` under the keys "0", "1", …: a form without tuples, for checkpoints."""
+    return {str(i): np.asarray(value) for i, (_, value) in enumerate(tree_leaves(spec, tree))}
+
+
+def tree_from_arrays(spec: Spec, arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """Inverse of ``tree_arrays``."""
+    values = iter([arrays[str(i)] for i in range(len(arrays))])
+
+    def build(part: Spec) -> PyTree:
+        if isinstance(part, dict):
+            built = {key: build(part[key]) for key in sorted(part)}
+            return {key: built[key] for key in part}
+        if isinstance(part, tuple):
+            return tuple(build(p) for p in part)
+        return next(values)
+
+    return build(spec)
+
+
+def pick(spec: Spec, tree: PyTree, index: Any) -> PyTree:
+    """``leaf[index]`` of each leaf."""
+    return map_leaves(lambda _, value: value[index], spec, tree)
+
+
+def put(spec: Spec, tree: PyTree, index: Any, values: PyTree) -> None:
+    """``leaf[index] = value`` for each leaf, in place."""
+
+    def assign(_: Leaf, target: np.ndarray, value: Any) -> None:
+        target[index] = value
+
+    map_leaves(assign, spec, tree, values)
+
+
+def env_batch(spec: Spec, action: PyTree, n: int) -> PyTree:
+    """Actions ``[n, ...]`` in the environment's dtypes and shapes.
+
+    Raises:
+        ValueError: a leaf of another batch size or shape.
+    """
+
+    def convert(leaf: Leaf, value: Any) -> np.ndarray:
+        array = np.asarray(value, leaf.env_dtype)
+        if array.shape != (n, *env_shape(leaf)):
+            raise ValueError(
+                f"got an action of shape {array.shape}; expected {(n, *env_shape(leaf))} for {n} slots: "
+                "pass actions through spaces.to_env first"
+            )
+        return array
+
+    return map_leaves(convert, spec, action)
+
+
+def unstack(spec: Spec, batch: PyTree, n: int) -> list[Any]:
+    """One value per row of ``batch [n, ...]``, as ``env.step`` takes it. Array rows are views of a copy:
+    an environment may write into its action."""
+    if isinstance(spec, dict):
+        columns = [unstack(spec[key], batch[key], n) for key in spec]
+        return [dict(zip(spec, row, strict=True)) for row in zip(*columns, strict=True)] if spec else [{}] * n
+    if isinstance(spec, tuple):
+        return list(zip(*(unstack(part, b, n) for part, b in zip(spec, batch, strict=True)), strict=True))
+    if isinstance(spec, DiscreteSpec):
+        return batch.tolist()
+    batch = batch.copy()
+    return list(batch) if batch.ndim > 1 else [batch[k, ...] for k in range(n)]  # 0-d rows stay arrays
+
+
+def writer(spec: Spec, check_kind: bool, path: str = "observation") -> Write:
+    """A function that writes observations into a batch in environment types.
+
+    Shapes are checked on every call (NumPy would broadcast a wrong one silently), the kind of number only with
+    ``check_kind``, which a group asks for on the first rows of a life.
+
+    Raises:
+        ValueError: (the function returned) names the leaf, what was got and what was expected.
+    """
+    if isinstance(spec, dict):
+        parts = [(key, writer(part, check_kind, f"{path}[{key!r}]")) for key, part in spec.items()]
+        return _composite_writer(parts, path)
+    if isinstance(spec, tuple):
+        return _composite_writer(
+            [(i, writer(p, check_kind, f"{path}[{i}]")) for i, p in enumerate(spec)], path
+        )
+    shape = env_shape(spec)
+
+    def write(buffer: np.ndarray, k: int, value: Any) -> None:
+        if getattr(value, "shape", None) != shape or check_kind:
+            value = _checked(spec, value, path)
+        buffer[k] = value
+
+    return write
+
+
+def _composite_writer(parts: list[tuple[Any, Write]], path: str) -> Write:
+    def write(buffer: PyTree, k: int, value: Any) -> None:
+        for key, part in parts:
+            try:
+                item = value[key]
+            except (KeyError, IndexError, TypeError) as exc:
+                raise ValueError(f"{path} has no part {key!r}; got a {type(value).__name__}") from exc
+            part(buffer[key], k, item)
+
+    return write
+
+
+def _checked(leaf: Leaf, value: Any, path: str) -> np.ndarray:
+    array = np.asarray(value)
+    expected = f"expected {leaf.env_dtype} of shape {env_shape(leaf)} as its space says"
+    if array.shape != env_shape(leaf):
+        raise ValueError(f"{path} has shape {array.shape}; {expected}")
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and leaf.env_dtype.kind != "f"):
+        raise ValueError(f"{path} is of {array.dtype}; {expected}")
+    if isinstance(leaf, DiscreteSpec) and not leaf.start <= array < leaf.start + leaf.n:
+        raise ValueError(
+            f"{path} is {array}; expected {leaf.start} … {leaf.start + leaf.n - 1} as its space says"
+        )
+    return array
+
+
+def agent_batch(spec: Spec, observation: PyTree, name: str) -> PyTree:
+    """Observations ``[b, ...]`` in agent types (may alias).
+
+    Raises:
+        EnvironmentFailure: an integer outside int32.
+    """
+    try:
+        return to_agent(spec, observation)
+    except ValueError as exc:
+        raise EnvironmentFailure(f"env {name}: {exc}") from exc
+
+
+def as_arrays(spec: Spec, observation: PyTree, n: int, name: str) -> PyTree:
+    """A vector environment's batch as arrays ``[n, ...]``.
+
+    Raises:
+        EnvironmentFailure: a leaf of another shape.
+    """
+
+    def check(leaf: Leaf, value: Any) -> np.ndarray:
+        array = np.asarray(value)
+        if array.shape != (n, *env_shape(leaf)):
+            raise EnvironmentFailure(
+                f"env {name}: observations have shape {array.shape}; expected {(n, *env_shape(leaf))} as their space says"
+            )
+        return array
+
+    return map_leaves(check, spec, observation)
+
+
+def copied(spec: Spec, tree: PyTree) -> PyTree:
+    """``tree`` with every leaf copied."""
+    return map_leaves(lambda _, value: np.array(value), spec, tree)
+
+
+def owned(spec: Spec, converted: PyTree, source: PyTree) -> PyTree:
+    """``converted`` with the leaves that share memory with ``source`` copied."""
+    return map_leaves(
+        lambda _, new, old: new.copy() if np.may_share_memory(new, old) else new, spec, converted, source
+    )
+
+
+def merge(spec: Spec, last: TimeStep | None, timestep: TimeStep, slot_ids: np.ndarray) -> TimeStep:
+    """The last row of each of N slots, after the rows of ``slot_ids`` came. Sorted ids of all slots copy nothing."""
+    if last is None or len(slot_ids) == len(last.reward):
+        return timestep
+    merged = TimeStep(copied(spec, last.observation), *(np.copy(x) for x in last[1:5]))
+    put(spec, merged.observation, slot_ids, timestep.observation)
+    for target, value in zip(merged[1:5], timestep[1:5], strict=True):
+        target[slot_ids] = value
+    return merged
+
+
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """The entries of an ``info`` that are single numbers."""
+    return {str(k): float(v) for k, v in info.items() if isinstance(v, int | float | np.number | np.bool_)}
+
+
+def in_order(slot_ids: np.ndarray, everyone: np.ndarray) -> bool:
+    """Whether ``slot_ids`` are 0 … N-1, given as ``everyone``; the usual case, found quickly."""
+    return slot_ids.dtype == everyone.dtype and slot_ids.tobytes() == everyone.tobytes()
+
+
+def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
+    """Refuse answers to slots that do not wait for one.
+
+    Args:
+        slot_ids: ``[b]``.
+        answered: bool ``[N]``, slots that have an action already or were not received.
+        name: the environment's id.
+
+    Raises:
+        ValueError: an id out of range, twice, or of a slot that does not wait.
+    """
+    n = len(answered)
+    if slot_ids.ndim != 1 or slot_ids.dtype.kind not in "iu" or len(slot_ids) > n:
+        raise ValueError(f"env {name}: got slot ids {slot_ids!r}; expected at most {n} integers")
+    if len(slot_ids) and (slot_ids.min() < 0 or slot_ids.max() >= n):
+        raise ValueError(f"env {name}: got slot ids {slot_ids.tolist()}; expected 0 … {n - 1}")
+    if answered[slot_ids].any() or np.bincount(slot_ids, minlength=n).max(initial=0) > 1:
+        raise ValueError(
+            f"env {name}: got actions for slots {slot_ids.tolist()}, of which one came twice or was not received "
+            "since its last action; answer each received slot once"
+        )
+
+
+def check_values(
+    name: str, spec: Spec, observation: PyTree, reward: np.ndarray, slot_ids: np.ndarray, steps: np.ndarray
+) -> None:
+    """Refuse rewards and observations that would poison the learner.
+
+    Args:
+        name: the environment's id.
+        spec: spec of the observation.
+        observation: ``[b, ...]`` in agent types.
+        reward: ``[b]``, as the environment gave it.
+        slot_ids: ``[b]``.
+        steps: ``[N]``, how many steps each slot has made in this life, this one included.
+
+    Raises:
+        EnvironmentFailure: names reward or observation, the value, the slot and the step.
+    """
+    fine = np.abs(reward) <= _F32_MAX  # False for NaN too
+    if not fine.all():
+        k = int(np.argmin(fine))
+        raise EnvironmentFailure(
+            _bad_value(name, "reward", str(reward[k]), int(slot_ids[k]), int(steps[slot_ids[k]]))
+        )
+    for leaf, value in tree_leaves(spec, observation):
+        if isinstance(leaf, BoxSpec) and leaf.dtype.kind == "f" and not np.isfinite(value).all():
+            rows = np.isfinite(value).reshape(len(value), -1)
+            k = int(np.argmin(rows.all(axis=1)))
+            bad = str(value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))])
+            raise EnvironmentFailure(
+                _bad_value(name, "observation", bad, int(slot_ids[k]), int(steps[slot_ids[k]]))
+            )
+
+
+def _bad_value(name: str, what: str, value: str, slot: int, step: int) -> str:
+    shown = "NaN" if value == "nan" else value
+    return (
+        f"env {name} slot {slot} step {step}: the {what} is {shown}; expected a finite number of float32's range. "
+        "Mend it in the environment or replace it in a wrapper."
+    )

@@ -1,0 +1,155 @@
+"""Every metric there is: its name, unit, meaning and source. The sink refuses what is not here.
+
+A name may hold placeholders: ``<room>`` is one of the four rooms, ``<reason>`` why a range was dropped,
+``<name>`` any word of lower-case letters, digits and underscores. Everything under ``time/`` depends on wall
+time; in a ``sync`` run everything else is reproducible.
+"""
+
+import difflib
+import functools
+import re
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+from headrace.metrics.meter import ROOMS
+
+DROP_REASONS = ("queue_full", "lag", "life_cut")
+_PLACEHOLDERS = {"<room>": "|".join(ROOMS), "<reason>": "|".join(DROP_REASONS), "<name>": "[a-z0-9_]+"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    unit: str
+    meaning: str
+    source: str
+
+
+_TABLE = (
+    Metric("steps", "steps", "Agent steps: rows that are not `first`, of training slots.", "envs"),
+    Metric("frames", "frames", "Steps times action repeat.", "envs"),
+    Metric("learned_steps", "steps", "Steps the learner has trained on.", "learner"),
+    Metric("updates", "updates", "Updates of the params.", "learner"),
+    Metric("episodes", "episodes", "Training episodes that ended by themselves or by a limit.", "envs"),
+    Metric("return_mean", "reward", "Mean raw return of the last 100 episodes.", "envs"),
+    Metric("return_min", "reward", "Lowest raw return of the last 100 episodes.", "envs"),
+    Metric("return_max", "reward", "Highest raw return of the last 100 episodes.", "envs"),
+    Metric(
+        "return_train_mean",
+        "reward",
+        "Mean return of the last 100 episodes as the learner sees rewards.",
+        "envs",
+    ),
+    Metric("length_mean", "steps", "Mean length of the last 100 episodes.", "envs"),
+    Metric("restarts", "lives", "Environments restarted after they raised, hung or died.", "envs"),
+    Metric("lag_mean", "updates", "Mean lag of the batches since the last report.", "learner"),
+    Metric("lag_max", "updates", "Largest lag of a batch since the last report.", "learner"),
+    Metric(
+        "dropped_ranges/<reason>",
+        "ranges",
+        "Ranges dropped so far because the queue was full, they were too stale, or their life was cut.",
+        "experience",
+    ),
+    Metric("staging/depth", "batches", "Batches staged on the device, waiting for the learner.", "learner"),
+    Metric("queue/<name>", "ranges", "State of the queue of trajectories.", "experience"),
+    Metric("replay/<name>", "items", "State of the replay store and its limiter.", "experience"),
+    Metric(
+        "skipped_updates", "updates", "Updates skipped because a loss or gradient was not finite.", "learner"
+    ),
+    Metric("loss/total", "1", "The loss that is minimised, a mean over valid rows.", "learner"),
+    Metric("loss/policy", "1", "The policy's part of the loss.", "learner"),
+    Metric("loss/value", "1", "The value's part of the loss.", "learner"),
+    Metric("loss/entropy", "1", "The entropy's part of the loss.", "learner"),
+    Metric("loss/<name>", "1", "Another part of the loss, named by the agent.", "learner"),
+    Metric("entropy", "nats", "Mean entropy of the policy.", "learner"),
+    Metric("entropy_cost", "1", "Weight of the entropy in the loss.", "learner"),
+    Metric("kl", "nats", "Mean KL divergence from the behaviour policy to the learner's.", "learner"),
+    Metric("grad_norm", "1", "Global norm of the gradient before clipping.", "learner"),
+    Metric("learning_rate", "1", "Step size of the optimiser.", "learner"),
+    Metric(
+        "rho_mean", "1", "Mean importance ratio of the learner's policy to the behaviour policy.", "learner"
+    ),
+    Metric("value_mean", "reward", "Mean predicted value.", "learner"),
+    Metric(
+        "explained_variance",
+        "1",
+        "1 minus variance of target minus value over variance of target.",
+        "learner",
+    ),
+    Metric("valid_fraction", "1", "Share of a batch's transitions that do not join two episodes.", "learner"),
+    Metric("agent/<name>", "1", "A figure of one agent alone; see its page.", "learner"),
+    Metric("eval/return_mean", "reward", "Mean raw return of the evaluation episodes, greedy.", "envs"),
+    Metric("eval/return_std", "reward", "Standard deviation of those returns.", "envs"),
+    Metric("eval/return_min", "reward", "Lowest of those returns.", "envs"),
+    Metric("eval/return_max", "reward", "Highest of those returns.", "envs"),
+    Metric("eval/length_mean", "steps", "Mean length of the evaluation episodes.", "envs"),
+    Metric("eval/episodes", "episodes", "How many evaluation episodes these figures are over.", "envs"),
+    Metric("time/wall_s", "s", "Wall time since this process started the run or resumed it.", "runtime"),
+    Metric("time/steps_per_s", "steps/s", "Agent steps per second since the last report.", "runtime"),
+    Metric("time/updates_per_s", "updates/s", "Updates per second since the last report.", "runtime"),
+    Metric(
+        "time/<room>/rate_in", "rows/s", "Rows the room took in per second since the last report.", "<room>"
+    ),
+    Metric(
+        "time/<room>/rate_out", "rows/s", "Rows the room gave out per second since the last report.", "<room>"
+    ),
+    Metric("time/<room>/wait_in", "1", "Share of wall time the room waited for input, 0 to 1.", "<room>"),
+    Metric("time/<room>/wait_out", "1", "Share of wall time the room waited to hand on, 0 to 1.", "<room>"),
+    Metric("time/checkpoint_s", "s", "Time the last checkpoint held up training.", "checkpoint"),
+    Metric("time/eval_s", "s", "Time the last evaluation took.", "runtime"),
+)
+
+SCHEMA: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+
+
+def _pattern(name: str) -> str:
+    pattern = re.escape(name)
+    for placeholder, values in _PLACEHOLDERS.items():
+        pattern = pattern.replace(placeholder, f"(?:{values})")
+    return pattern
+
+
+_PATTERNS = tuple((re.compile(_pattern(m.name)), m) for m in _TABLE if "<" in m.name)
+
+
+@functools.lru_cache(maxsize=4096)
+def find(name: str) -> Metric:
+    """The row a metric's name belongs to; an exact name goes before a pattern.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if name in SCHEMA and "<" not in name:
+        return SCHEMA[name]
+    for pattern, metric in _PATTERNS:
+        if pattern.fullmatch(name):
+            return metric
+    near = difflib.get_close_matches(name, SCHEMA, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ConfigError(
+        f"metric {name!r} is not in the schema{hint} An agent's own figures go under 'loss/<name>' or "
+        "'agent/<name>'; others are declared in headrace/metrics/schema.py."
+    )
+
+
+def markdown() -> str:
+    """The page docs/metrics.md."""
+    rows = [f"| `{m.name}` | {m.unit} | {m.meaning} | {m.source} |" for m in _TABLE]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "Written by `headrace.metrics.schema.markdown()`; change the table there.",
+            "",
+            "Each line of `metrics.jsonl` holds some of these, always `steps`; what is not finite is `null`.",
+            "Everything under `time/` depends on wall time; in a `sync` run everything else is reproducible.",
+            f"`<room>` is one of {', '.join(ROOMS)}; `<reason>` one of {', '.join(DROP_REASONS)}.",
+            "",
+            "| name | unit | meaning | from |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )

@@ -1,0 +1,205 @@
+"""The book-keeping of a run: what updates and episodes add up to, when to write a line, and the summary."""
+
+import time
+from typing import Any
+
+from headrace.metrics.episodes import EpisodeWindow
+from headrace.metrics.meter import ROOMS, Rates, Reading, merge, rates
+from headrace.metrics.panel import Panel, Snapshot
+from headrace.metrics.sinks import MetricsWriter
+from headrace.runtime.parts import Parts
+from headrace.runtime.runner import Finished
+
+
+class Sums:
+    """Sums of metrics over updates."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.count = 0
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """Count an update."""
+        self.count += 1
+        for name, value in metrics.items():
+            self.values[name] = self.values.get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """Means over the updates counted."""
+        return {name: value / self.count for name, value in self.values.items()}
+
+
+class Lags:
+    """Mean and maximum of the lags of trajectories, in updates."""
+
+    def __init__(self) -> None:
+        self.total = self.count = self.most = 0
+
+    def add(self, lag: Any) -> None:
+        """Count the lags of a batch."""
+        self.total += int(lag.sum())
+        self.count += len(lag)
+        self.most = max(self.most, int(lag.max()))
+
+    @property
+    def mean(self) -> float:
+        """Mean lag; 0 before the first batch."""
+        return self.total / max(self.count, 1)
+
+
+def crossed(before: int, now: int, every: int) -> bool:
+    """Whether a multiple of ``every`` lies in (before, now]; never for ``every`` 0."""
+    return every > 0 and now // every > before // every
+
+
+class Book:
+    """Adds up what a runner yields. In the one-thread runner all but ``time/`` figures are the same each time."""
+
+    def __init__(self, parts: Parts, writer: MetricsWriter, panel: Panel | None) -> None:
+        """``writer`` and ``panel`` are told; neither is closed here."""
+        self._parts, self._writer, self._panel = parts, writer, panel
+        self._sums, self._lags = Sums(), Lags()
+        self.window, self.run_lags = EpisodeWindow(), Lags()
+        self.skipped = 0
+        self.before = self.now = parts.learner.learned_steps
+        self.eval_return: float | None = None
+        self._started = self._reported = time.perf_counter()
+        self._steps_at_start = self._steps_at_report = parts.steps
+        self._updates_at_report = parts.learner.updates
+        self._readings = self._read()
+
+    def begin(self) -> None:
+        """Count time and rates from now; to be called when a resumed run was put in its place."""
+        self.before = self.now = self._parts.learner.learned_steps
+        self._started = self._reported = time.perf_counter()
+        self._steps_at_start = self._steps_at_report = self._parts.steps
+        self._updates_at_report = self._parts.learner.updates
+
+    def record(self, finished: Finished) -> None:
+        """Count an update; write a line of metrics and refresh the panel where they are due."""
+        learned, metrics = finished
+        self.before, self.now = self.now, learned.learned_steps
+        self.skipped += int(metrics.pop("skipped_updates", 0.0) > 0)
+        self._sums.add(metrics)
+        self._lags.add(learned.batch.lag)
+        self.run_lags.add(learned.batch.lag)
+        self._take_episodes()
+        if crossed(self.before, self.now, self._parts.config.log.every_steps):
+            self.write_line()
+        if self._panel is not None and self._panel.due:
+            self._panel.update(self._snapshot())
+
+    def due(self, every: int) -> bool:
+        """Whether the last update crossed a multiple of ``every`` learned steps."""
+        return crossed(self.before, self.now, every)
+
+    def write_line(self) -> None:
+        """Write what came since the last line."""
+        parts = self._parts
+        metrics: dict[str, Any] = {
+            "frames": parts.steps * parts.spec.frame_skip,
+            "learned_steps": self.now,
+            "updates": parts.learner.updates,
+            "restarts": sum(lane.restarts for lane in parts.lanes),
+            "skipped_updates": self.skipped,
+            **self._sums.means(),
+            **self.window.metrics(),
+            **{f"dropped_ranges/{reason}": n for reason, n in parts.experience.dropped().items()},
+        }
+        if self._lags.count:
+            metrics |= {"lag_mean": self._lags.mean, "lag_max": self._lags.most}
+        self._writer.write(parts.steps, metrics | self._times())
+        self._sums, self._lags = Sums(), Lags()
+
+    def write_evaluation(self, steps: int, summary: dict[str, float], seconds: float) -> None:
+        """Write the figures of an evaluation."""
+        self.eval_return = summary["return_mean"]
+        figures = {f"eval/{name}": value for name, value in summary.items()}
+        self._writer.write(steps, figures | {"time/eval_s": seconds})
+
+    def figure_of_merit(self) -> float | None:
+        """What the best checkpoint is chosen by: the last evaluation's return, else the training return."""
+        return self.eval_return if self.eval_return is not None else self.window.metrics().get("return_mean")
+
+    def summary(self, wall_s: float) -> dict[str, Any]:
+        """The figures of the run so far."""
+        parts = self._parts
+        self._take_episodes()
+        return {
+            "run": parts.config.run,
+            "steps": parts.steps,
+            "frames": parts.steps * parts.spec.frame_skip,
+            "updates": parts.learner.updates,
+            "wall_s": round(wall_s, 3),
+            "steps_per_s": round((parts.steps - self._steps_at_start) / max(wall_s, 1e-9), 1),
+            "episodes": self.window.episodes,
+            "return_mean": self.window.metrics().get("return_mean"),
+            "lag_mean": self.run_lags.mean,
+            "lag_max": self.run_lags.most,
+            "restarts": sum(lane.restarts for lane in parts.lanes),
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything needed to continue."""
+        self._take_episodes()
+        return {
+            "sums": {"values": dict(self._sums.values), "count": self._sums.count},
+            "lags": [vars(self._lags).copy(), vars(self.run_lags).copy()],
+            "window": self.window.get_state(),
+            "skipped": self.skipped,
+            "eval_return": self.eval_return,
+            "offset": self._writer.offset(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``get_state``."""
+        self._sums.values, self._sums.count = dict(state["sums"]["values"]), state["sums"]["count"]
+        for lags, saved in zip((self._lags, self.run_lags), state["lags"], strict=True):
+            vars(lags).update(saved)
+        self.window.set_state(state["window"])
+        self.skipped, self.eval_return = state["skipped"], state["eval_return"]
+
+    def _take_episodes(self) -> None:
+        for lane in self._parts.lanes:
+            self.window.add(lane.episodes.take())
+
+    def _read(self) -> dict[str, Reading]:
+        parts = self._parts
+        meters = {
+            "envs": [lane.env_meter for lane in parts.lanes],
+            "inference": [lane.inference_meter for lane in parts.lanes],
+            "experience": [parts.experience_meter],
+            "learner": [parts.learner_meter],
+        }
+        return {room: merge(meters[room]) for room in ROOMS}
+
+    def _rooms(self, readings: dict[str, Reading]) -> dict[str, Rates]:
+        return {room: rates(self._readings[room], readings[room]) for room in ROOMS}
+
+    def _times(self) -> dict[str, float]:
+        now, readings = time.perf_counter(), self._read()
+        elapsed = max(now - self._reported, 1e-9)
+        steps, updates = self._parts.steps, self._parts.learner.updates
+        figures = {
+            "time/wall_s": now - self._started,
+            "time/steps_per_s": (steps - self._steps_at_report) / elapsed,
+            "time/updates_per_s": (updates - self._updates_at_report) / elapsed,
+        }
+        for room, figure in self._rooms(readings).items():
+            figures |= figure.metrics(room)
+        self._reported, self._readings = now, readings
+        self._steps_at_report, self._updates_at_report = steps, updates
+        return figures
+
+    def _snapshot(self) -> Snapshot:
+        parts, elapsed = self._parts, max(time.perf_counter() - self._started, 1e-9)
+        return Snapshot(
+            steps=parts.steps,
+            frames=parts.steps * parts.spec.frame_skip,
+            steps_per_s=(parts.steps - self._steps_at_start) / elapsed,
+            return_mean=self.window.metrics().get("return_mean"),
+            lag_mean=self.run_lags.mean,
+            lag_max=self.run_lags.most,
+            restarts=sum(lane.restarts for lane in parts.lanes),
+            rooms=self._rooms(self._read()),
+        )

@@ -1,0 +1,136 @@
+"""A run is a directory: its settings, its metrics, its checkpoints.
+
+    config.json   settings as resolved          metrics.jsonl, tensorboard/   metrics
+    summary.json  of a finished run             log.txt                       what happened when
+    checkpoints/  latest, best, milestones
+"""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoint.checkpointer import Checkpointer
+from headrace.settings.config import Config
+from headrace.settings.fields import fields_of, replace_fields
+from headrace.settings.presets import PRESETS, preset
+from headrace.errors import ConfigError, RunDirectoryError
+
+MAY_CHANGE = (
+    "preset",
+    "total_steps",
+    "run",
+    "resume",
+    "runtime",
+    "init_from",
+    "inference.placement",
+    "env.actor_threads",
+    "env.num_threads",
+    "env.step_timeout_s",
+    "learner.staging",
+    "eval.",
+    "checkpoint.",
+    "log.",
+)
+"""Settings that may differ when a run is resumed; those that end with a dot stand for all below them."""
+
+
+def prepare(config: Config) -> tuple[Config, Path, bool]:
+    """Find or make the directory of a run.
+
+    Returns:
+        The settings with ``run`` filled in, the directory, and whether it holds a run to be resumed.
+
+    Raises:
+        RunDirectoryError: the directory is not a run, or holds one though ``resume`` is off.
+        ConfigError: the run there was made with other settings; names them.
+    """
+    path = Path(config.run) if config.run is not None else _fresh(config.preset)
+    config = replace(config, run=str(path))
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file; expected a directory for the run")
+    if not path.is_dir() or not any(path.iterdir()):
+        path.mkdir(parents=True, exist_ok=True)
+        write_json(path / "config.json", as_json(config))
+        return config, path, False
+    saved = read_config(path)
+    if not config.resume:
+        raise RunDirectoryError(f"{path} holds a run already; leave out --no-resume to continue it, or give another directory")
+    differences = compare(saved, config)
+    if differences:
+        raise ConfigError(
+            f"{path} was made with other settings: {'; '.join(differences)}. Give it the same settings, or another directory"
+        )
+    write_json(path / "config.json", as_json(config))
+    return config, path, True
+
+
+def _fresh(name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for number in range(1000):
+        path = Path("runs") / f"{name}-{stamp}{f'-{number}' if number else ''}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise RunDirectoryError("could not find a free name under runs/; give one with --run")
+
+
+def read_config(path: Path) -> Config:
+    """The settings of the run in ``path``.
+
+    Raises:
+        RunDirectoryError: it is not a run, or its config.json cannot be read.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        raise RunDirectoryError(f"{path} is not a run: it has no config.json. Give a directory that `headrace train` made")
+    try:
+        saved = json.loads(file.read_text())
+        name = saved.pop("preset")
+        return replace_fields(preset(name if name in PRESETS else "impala"), saved)
+    except (json.JSONDecodeError, KeyError, AttributeError, ConfigError) as error:
+        raise RunDirectoryError(f"{file} cannot be read as the settings of a run: {error}") from error
+
+
+def compare(saved: Config, given: Config) -> list[str]:
+    """Settings that differ and may not, as ``name: saved → given``."""
+    before, now = as_json(saved), as_json(given)
+    return [
+        f"{name}: {before[name]!r} there, {now[name]!r} here"
+        for name in before
+        if before[name] != now[name] and not any(name == m or (m[-1] == "." and name.startswith(m)) for m in MAY_CHANGE)
+    ]
+
+
+def as_json(config: Config) -> dict[str, Any]:
+    """All settings by dotted name, as JSON values."""
+    return json.loads(json.dumps(fields_of(config)))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that the file is the old one or the new one, never a half.
+
+    Raises:
+        RunDirectoryError: it cannot be written, such as on a full disk.
+    """
+    partial = path.with_suffix(".json.partial")
+    try:
+        partial.write_text(json.dumps(value, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be written ({error.strerror}); make room, or give another directory") from error
+
+
+def checkpoints(path: Path, config: Config, **options: Any) -> Checkpointer:
+    """The checkpoints of the run in ``path``."""
+    c = config.checkpoint
+    return Checkpointer(
+        path / "checkpoints",
+        keep_latest=c.keep_latest,
+        keep_best=c.keep_best,
+        milestone_every=c.milestone_every_steps,
+        **options,
+    )

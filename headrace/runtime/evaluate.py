@@ -1,0 +1,76 @@
+"""Greedy episodes on environments that never feed the learner."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.agents.agent import Agent
+from headrace.settings.config import Config
+from headrace.envs.contract import EnvSpec
+from headrace.inference.actor import ActorInference, Published, Request, compile_inference
+from headrace.metrics.episodes import Episode, EpisodeTracker
+from headrace.runtime.parts import make_envs
+from headrace.seeds import Role
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns (raw reward) and lengths (steps) of episodes, in the order of their slots."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    def summary(self) -> dict[str, float]:
+        """Count, and mean, standard deviation, least and greatest return, and mean length."""
+        returns = np.array(self.returns)
+        return {
+            "episodes": len(self.returns),
+            "return_mean": float(returns.mean()),
+            "return_std": float(returns.std()),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+            "length_mean": float(np.mean(self.lengths)),
+        }
+
+
+class Evaluator:
+    """Evaluates params of one agent; compiled once."""
+
+    def __init__(self, config: Config, agent: Agent, spec: EnvSpec) -> None:
+        """``config`` gives the environments, their number and the seed."""
+        self._config, self._agent, self._spec = config, agent, spec
+        self._compiled = compile_inference(agent, training=False)
+
+    def run(self, published: Published, episodes: int, number: int = 0) -> Evaluation:
+        """Play ``episodes`` greedy episodes.
+
+        Each environment plays its even share, the first ones an episode more where they do not divide: counting the
+        episodes that end first would favour short ones.
+
+        Args:
+            published: whose params.
+            episodes: how many.
+            number: of the evaluation; each has environment streams of its own.
+        """
+        num_envs = min(self._config.eval.num_envs, episodes)
+        quota = np.full(num_envs, episodes // num_envs)
+        quota[: episodes % num_envs] += 1
+        group = make_envs(self._config, num_envs, Role.EVAL_ENV, first_life=number)
+        try:
+            inference = ActorInference(
+                self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
+                self._config.seed, Role.EVAL_ACTION,
+            )  # fmt: skip
+            tracker, done = EpisodeTracker(num_envs), [[] for _ in range(num_envs)]  # type: list[list[Episode]]
+            while any(len(d) < q for d, q in zip(done, quota, strict=True)):
+                timestep, ids = group.recv(self._config.env.step_timeout_s)
+                tracker.update(timestep, ids)
+                for episode in tracker.take():
+                    done[episode.slot_id].append(episode)
+                pending = inference.submit(Request(timestep, ids, group.run_ids()[ids]))
+                answer = inference.answer(pending, with_carry=False)
+                group.send(self._agent.to_env(answer.action), ids)
+        finally:
+            group.close()
+        kept = [e for d, q in zip(done, quota, strict=True) for e in d[:q]]
+        return Evaluation([e.raw_return for e in kept], [e.length for e in kept])

@@ -1,0 +1,172 @@
+"""The parts of a run, made from its settings. Every runner drives the same parts."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace import spaces
+from headrace.agents.agent import Agent
+from headrace.agents.registry import build_agent
+from headrace.settings.config import Config
+from headrace.envs.contract import EnvGroup, EnvSpec
+from headrace.envs.registry import describe, make_group
+from headrace.experience.queue import QueueLimits, check_limits
+from headrace.experience.room import Experience, Guard
+from headrace.experience.store import RangeLayout
+from headrace.inference.actor import ActorInference, Published, compile_inference
+from headrace.learner.learner import Learner
+from headrace.metrics.episodes import EpisodeTracker
+from headrace.metrics.meter import Meter
+from headrace.runtime.driver import Lane
+from headrace.seeds import Role, stream_seed
+from headrace.types import PyTree, Row, TimeStep
+
+
+class Newest:
+    """Holds the newest published params; read and replaced whole, so threads need no lock."""
+
+    def __init__(self, published: Published) -> None:
+        self.value = published
+
+    def __call__(self) -> Published:
+        """The newest."""
+        return self.value
+
+
+@dataclass
+class Parts:
+    """What a runner drives.
+
+    Attributes:
+        config: the settings.
+        spec: of the environments.
+        agent: what is learned.
+        lanes: env groups with their inference.
+        experience: store and queue.
+        learner: state and updates.
+        newest: the params that act.
+        stop: set to make a runner leave at its next turn.
+    """
+
+    config: Config
+    spec: EnvSpec
+    agent: Agent
+    lanes: list[Lane]
+    experience: Experience
+    learner: Learner
+    newest: Newest
+    stop: bool = False
+    experience_meter: Meter = field(default_factory=Meter)
+    learner_meter: Meter = field(default_factory=Meter)
+
+    @property
+    def steps(self) -> int:
+        """Agent steps collected."""
+        return sum(lane.steps for lane in self.lanes)
+
+    @property
+    def collected(self) -> bool:
+        """Whether collecting is over: all steps are there, or somebody asked to stop."""
+        return self.stop or self.steps >= self.config.total_steps
+
+    def close(self) -> None:
+        """Close the environments."""
+        for lane in self.lanes:
+            lane.group.close()
+
+
+def env_spec(config: Config) -> EnvSpec:
+    """The spec of the run's environments."""
+    env = config.env
+    return describe(env.id, kwargs=env.kwargs, vectorization=env.vectorization, max_episode_steps=env.max_episode_steps)
+
+
+def make_envs(config: Config, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0) -> EnvGroup:
+    """A group of the run's environments, seeded by their global slot ids from ``first_slot`` on."""
+    env = config.env
+    return make_group(
+        env.id,
+        num_slots,
+        lambda slot, life: stream_seed(config.seed, role, first_slot + slot, first_life + life),
+        kwargs=env.kwargs,
+        vectorization=env.vectorization,
+        step_timeout_s=env.step_timeout_s,
+        max_episode_steps=env.max_episode_steps,
+        num_threads=env.num_threads,
+    )
+
+
+def queue_limits(config: Config, agent: Agent) -> QueueLimits:
+    """The bounds of the queue, checked.
+
+    Raises:
+        ConfigError: under them collecting and learning would wait for each other for ever.
+    """
+    e, batch_size = config.experience, agent.experience.batch_size
+    capacity = (e.max_lag + 1) * batch_size if e.capacity is None else e.capacity
+    limits = QueueLimits(batch_size, e.max_lag, capacity, e.max_reuse, e.on_full)
+    check_limits(limits, config.env.num_envs // config.env.groups)
+    return limits
+
+
+def blank_row(agent: Agent, spec: EnvSpec) -> Row:
+    """One slot's row of zeros."""
+    flag = np.zeros((), bool)
+    timestep = TimeStep(spaces.zeros(spec.observation), np.zeros((), np.float32), flag, flag, flag)
+    return Row(timestep, agent.action, agent.extras, np.zeros((), np.int32))
+
+
+def _one(tree: PyTree) -> PyTree:
+    import jax
+
+    return jax.tree.map(lambda x: np.asarray(x)[0], tree)
+
+
+def build(config: Config, guard: Guard, lane_states: list[dict[str, Any]] | None = None) -> Parts:
+    """Make the parts of a run.
+
+    Args:
+        config: the settings.
+        guard: of the experience room.
+        lane_states: of a checkpoint to be continued; environments whose state is not in it begin new lives.
+    """
+    spec = env_spec(config)
+    agent = build_agent(config.agent, spec, config.build_agent)
+    learned = agent.experience
+    layout = RangeLayout(learned.length, learned.overlap, learned.context, learned.burn_in)
+    limits = queue_limits(config, agent)
+    experience = Experience(
+        blank_row(agent, spec), _one(agent.initial_carry(1)), config.env.num_envs, layout, limits, guard
+    )
+    learner = Learner(agent, config.seed, config.total_steps, config.learner)
+    newest = Newest(learner.publish())
+    parts = Parts(config, spec, agent, [], experience, learner, newest)
+    compiled = compile_inference(agent)
+    size = config.env.num_envs // config.env.groups
+    try:
+        for index in range(config.env.groups):
+            first_slot = index * size
+            life = _first_life(lane_states[index]) if lane_states else 0
+            group = make_envs(config, size, Role.TRAIN_ENV, first_slot, life)
+            slot_ids = np.arange(first_slot, first_slot + size)
+            inference = ActorInference(agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION)
+            episodes = EpisodeTracker(size, learned.reward_transform)
+            timeout = config.env.step_timeout_s
+            parts.lanes.append(
+                Lane(
+                    group, inference, experience, agent, episodes,
+                    first_slot=first_slot, timeout_s=timeout, life_offset=life,
+                )
+            )  # fmt: skip
+    except BaseException:
+        parts.close()
+        raise
+    return parts
+
+
+def _first_life(state: dict[str, Any]) -> int:
+    """The number of the first life of a resumed group: as before, where its environments continue, else beyond all."""
+    if state["env"] is not None:
+        return int(state["counts"]["life_offset"])
+    return int(np.max(state["run_ids"])) + 1

@@ -1,0 +1,155 @@
+"""A trained policy, for one unbatched observation at a time, and the evaluation of a run."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from headrace import spaces
+from headrace.agents.agent import ActInput, Agent, Params
+from headrace.agents.registry import build_agent
+from headrace.checkpoint.tree import unflatten
+from headrace.settings.config import Config
+from headrace.settings.fields import replace_fields
+from headrace.envs.contract import EnvSpec
+from headrace.errors import ConfigError
+from headrace.inference.actor import Published
+from headrace.inference.slots import Slots, fresh_slots
+from headrace.networks.context import stack_step
+from headrace.runtime.evaluate import Evaluator
+from headrace.runtime.parts import env_spec
+from headrace.runtime.snapshot import open_checkpoints
+from headrace.types import Progress, PyTree, TimeStep
+
+
+class PolicyCarry(NamedTuple):
+    """What a policy remembers between two steps of one environment.
+
+    Attributes:
+        slots: memory of one slot, the previous action included.
+        fresh: nothing was seen yet, so the next observation is an episode's first.
+    """
+
+    slots: Slots
+    fresh: bool
+
+
+class Policy:
+    """A policy of a run: observations and actions are the environment's own."""
+
+    def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params) -> None:
+        """Made by ``headrace.load``."""
+        self.config, self.agent, self.spec, self.params = config, agent, spec, params
+        self._act = jax.jit(self._act_one)
+        self._value = jax.jit(self._value_one)
+
+    def initial_carry(self) -> PolicyCarry:
+        """The carry before an episode."""
+        return PolicyCarry(fresh_slots(self.agent, self.spec, np.zeros(1, np.uint32)), True)
+
+    def act(
+        self,
+        observation: PyTree,
+        carry: PolicyCarry,
+        *,
+        reward: float = 0.0,
+        first: bool | None = None,
+        explore: bool = False,
+        key: Any = None,
+    ) -> tuple[PyTree, PolicyCarry]:
+        """The action for one observation.
+
+        Args:
+            observation: of the environment, without a leading axis.
+            carry: from ``initial_carry`` or the last call.
+            reward: received on arriving here.
+            first: whether the observation is of a reset; None: where the carry is fresh.
+            explore: sample, in place of the most probable action.
+            key: JAX key of the sample; needed with ``explore``.
+
+        Returns:
+            An action for ``env.step``, and the next carry.
+
+        Raises:
+            ValueError: ``explore`` without a key.
+        """
+        if explore and key is None:
+            raise ValueError("explore=True samples an action and needs key=jax.random.key(…), another one each step")
+        first = carry.fresh if first is None else first
+        timestep = self._timestep(observation, reward, first)
+        key = jax.random.key(0) if key is None else key
+        action, slots = self._act(self.params, carry.slots, timestep, jnp.full(1, float(explore)), key)
+        env_action = jax.tree.map(lambda x: np.asarray(x)[0], self.agent.to_env(jax.tree.map(np.asarray, action)))
+        return env_action, PolicyCarry(slots, False)
+
+    def value(self, observation: PyTree, carry: PolicyCarry) -> float:
+        """The value of one observation, where the agent has one.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        if self.agent.value is None:
+            raise ConfigError("this agent has no state value")
+        return float(self._value(self.params, carry.slots, self._timestep(observation, 0.0, carry.fresh))[0])
+
+    def _timestep(self, observation: PyTree, reward: float, first: bool) -> TimeStep:
+        one = spaces.map_leaves(lambda leaf, x: np.asarray(x)[None], self.spec.observation, observation)
+        no = np.zeros(1, bool)
+        reward = 0.0 if first else reward
+        return TimeStep(
+            spaces.to_agent(self.spec.observation, one), np.full(1, reward, np.float32), np.full(1, first), no, no
+        )
+
+    def _seen(self, slots: Slots, timestep: TimeStep, explore: Any) -> tuple[ActInput, PyTree]:
+        recent, observation = slots.recent, timestep.observation
+        if self.agent.experience.context:
+            observation, recent = stack_step(slots.recent, observation, timestep.first)
+        return ActInput(timestep._replace(observation=observation), slots.prev_action, explore), recent
+
+    def _act_one(self, params: Params, slots: Slots, timestep: TimeStep, explore: Any, key: Any) -> tuple[PyTree, Slots]:
+        x, recent = self._seen(slots, timestep, explore)
+        (action, _), carry = self.agent.act(params, slots.carry, x, key[None])
+        return action, slots._replace(carry=carry, recent=recent, prev_action=action)
+
+    def _value_one(self, params: Params, slots: Slots, timestep: TimeStep) -> Any:
+        assert self.agent.value is not None
+        return self.agent.value(params, slots.carry, self._seen(slots, timestep, jnp.zeros(1))[0])
+
+
+def load(run: str | Path, step: int | None = None) -> Policy:
+    """The policy of a run.
+
+    Args:
+        run: directory of the run.
+        step: of one of its checkpoints; None: the newest.
+
+    Raises:
+        RunDirectoryError: it is not a run, or has no such checkpoint.
+    """
+    with open_checkpoints(Path(run)) as (config, checkpointer):
+        saved = checkpointer.restore(step).arrays["params"]
+    spec = env_spec(config)
+    agent = build_agent(config.agent, spec, config.build_agent)
+    like = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0))))
+    return Policy(config, agent, spec, jax.tree.map(jnp.asarray, unflatten(like, saved)))
+
+
+def evaluate(run: str | Path, episodes: int = 20, seed: int | None = None) -> dict[str, float]:
+    """Greedy episodes of a run's newest policy, on environments of their own.
+
+    Args:
+        run: directory of the run.
+        episodes: how many, shared evenly among ``eval.num_envs`` environments.
+        seed: of the environments; None: the run's.
+
+    Returns:
+        episodes, return_mean, return_std, return_min, return_max, length_mean (raw rewards, steps).
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes {episodes}; expected at least 1")
+    policy = load(run)
+    config = policy.config if seed is None else replace_fields(policy.config, {"seed": seed})
+    published = Published(policy.params, 0, Progress(np.float32(1), np.int32(0)))
+    return Evaluator(config, policy.agent, policy.spec).run(published, episodes).summary()

@@ -1,0 +1,229 @@
+"""A run from its settings to its summary: resume, train, checkpoint, leave."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.checkpoint.checkpointer import Checkpointer, Restored
+from headrace.settings.config import Config
+from headrace.errors import RunDirectoryError
+from headrace.experience.room import NoGuard
+from headrace.metrics.panel import Panel
+from headrace.metrics.sinks import MetricsWriter
+from headrace.runtime import snapshot
+from headrace.runtime.book import Book
+from headrace.runtime.directory import checkpoints, prepare, write_json
+from headrace.runtime.evaluate import Evaluation, Evaluator
+from headrace.runtime.parts import Parts, build
+from headrace.runtime.runner import Runner
+from headrace.runtime.signals import leave_on_signal
+from headrace.runtime.sync import SyncRunner
+from headrace.runtime.threads import ThreadsRunner
+
+
+class Stopped(Exception):  # noqa: N818  not an error: somebody asked
+    """The run was asked to leave before its end; it was checkpointed and can be resumed."""
+
+    def __init__(self, signal_number: int | None, summary: dict[str, Any]) -> None:
+        self.signal_number, self.summary = signal_number, summary
+        super().__init__(f"stopped at {summary['steps']} steps; the same command with --run {summary['run']} continues")
+
+
+@dataclass
+class _Run:
+    """A run under way."""
+
+    config: Config
+    parts: Parts
+    runner: Runner
+    book: Book
+    checkpointer: Checkpointer
+    writer: MetricsWriter
+    evaluations: "_Evaluations"
+
+    def loop(self) -> None:
+        """Train to the end, checkpointing and evaluating on the way."""
+        every = self.config.checkpoint.every_steps
+        with closing(self.runner.updates()) as updates:
+            for finished in updates:
+                self.book.record(finished)
+                if self.book.due(self.config.eval.every_steps):
+                    self.evaluations.start()
+                self.evaluations.collect()
+                if self.book.due(every):
+                    self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Hold the run still and save everything that influences it."""
+        with self.runner.paused() as remaining:
+            for finished in remaining:
+                self.book.record(finished)
+            self.save()
+
+    def save(self) -> None:
+        """Save; the run must be still."""
+        arrays, meta = snapshot.take(self.parts, self.runner.next_lanes(), self.book.get_state())
+        self.checkpointer.save(self.parts.learner.learned_steps, arrays, meta, self.book.figure_of_merit())
+
+
+class _Evaluations:
+    """Evaluations during training: at once in the one-thread runner, beside it otherwise."""
+
+    def __init__(self, config: Config, parts: Parts, book: Book) -> None:
+        self._parts, self._book, self._config = parts, book, config
+        self._evaluator: Evaluator | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        if config.eval.every_steps:
+            self._evaluator = Evaluator(config, parts.agent, parts.spec)
+            if config.runtime == "threads":
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="eval")
+        self._running: list[tuple[int, Future[tuple[Evaluation, float]]]] = []
+
+    def start(self) -> None:
+        """Evaluate the newest params."""
+        published, steps = self._parts.newest(), self._parts.steps
+        number = self._parts.learner.learned_steps // self._config.eval.every_steps
+
+        def work() -> tuple[Evaluation, float]:
+            assert self._evaluator is not None
+            before = time.perf_counter()
+            evaluation = self._evaluator.run(published, self._config.eval.episodes, number)
+            return evaluation, time.perf_counter() - before
+
+        if self._pool is not None:
+            self._running.append((steps, self._pool.submit(work)))
+            return
+        future: Future[tuple[Evaluation, float]] = Future()
+        future.set_result(work())
+        self._running.append((steps, future))
+
+    def collect(self, wait: bool = False) -> None:
+        """Write down the evaluations that are done."""
+        while self._running and (wait or self._running[0][1].done()):
+            steps, future = self._running.pop(0)
+            evaluation, seconds = future.result()
+            self._book.write_evaluation(steps, evaluation.summary(), seconds)
+
+    def close(self) -> None:
+        """Wait for the evaluation under way and drop those not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def train(config: Config) -> dict[str, Any]:
+    """Train, or continue a run, to ``config.total_steps``.
+
+    Args:
+        config: settings, such as ``headrace.config("cartpole")`` gives.
+
+    Returns:
+        The summary: run, steps, frames, updates, wall_s, steps_per_s, episodes, return_mean (last 100 episodes),
+        lag_mean, lag_max, restarts, params_sha256.
+
+    Raises:
+        Stopped: by Ctrl-C or SIGTERM, after a checkpoint.
+        HeadraceError: what went wrong, in a line.
+    """
+    started = time.perf_counter()
+    config, path, resuming = prepare(config)
+    finished = _finished_summary(path, config) if resuming else None
+    if finished is not None:
+        return finished
+    with ExitStack() as stack:
+        run = _open(stack, config, path, resuming)
+        got_signal = stack.enter_context(leave_on_signal(lambda: _ask_to_stop(run.parts)))
+        run.loop()
+        return _leave(run, path, time.perf_counter() - started, got_signal())
+
+
+def _ask_to_stop(parts: Parts) -> None:
+    parts.stop = True
+
+
+def _finished_summary(path: Path, config: Config) -> dict[str, Any] | None:
+    """The summary of a run that is finished and not asked for more steps."""
+    file = path / "summary.json"
+    if not file.is_file():
+        return None
+    try:
+        summary = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise RunDirectoryError(f"{file} cannot be read ({error}); delete it to go on from the last checkpoint") from error
+    return summary if summary["steps"] >= config.total_steps else None
+
+
+def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
+    """Make the parts of a run and put them where the newest checkpoint has them."""
+    notes: list[str] = []
+    checkpointer = stack.enter_context(checkpoints(path, config, warn=notes.append))
+    restored = checkpointer.restore() if resuming and checkpointer.steps() else None
+    state = snapshot.state_of(restored) if restored is not None else None
+    threads = config.runtime == "threads"
+    parts = build(config, threading.Condition() if threads else NoGuard(), state["lanes"] if state else None)
+    stack.callback(parts.close)
+    writer = _writer(config, path, restored, state)
+    stack.callback(writer.close)
+    if restored is not None and state is not None:
+        notes += _continue(parts, restored, state)
+    elif config.init_from is not None:
+        snapshot.init_params_from(parts, config.init_from)
+        notes.append(f"started from the params of {config.init_from}")
+    panel = stack.enter_context(_panel(config)) if config.log.panel else None
+    for note in notes:
+        writer.log(note)
+        if panel is not None:
+            panel.print(note)
+    book = Book(parts, writer, panel)
+    if state is not None:
+        book.set_state(state["book"])
+        book.begin()
+    evaluations = _Evaluations(config, parts, book)
+    stack.callback(evaluations.close)
+    next_lanes = state["next_lanes"] if state else None
+    runner: Runner = ThreadsRunner(parts, next_lanes) if threads else SyncRunner(parts, next_lanes)
+    return _Run(config, parts, runner, book, checkpointer, writer, evaluations)
+
+
+def _writer(config: Config, path: Path, restored: Restored | None, state: dict[str, Any] | None) -> MetricsWriter:
+    offset, steps = (state["book"]["offset"], restored.meta["steps"]) if restored and state else (0, 0)
+    return MetricsWriter.resume(path, offset, steps, tensorboard=config.log.tensorboard)
+
+
+def _continue(parts: Parts, restored: Restored, state: dict[str, Any]) -> list[str]:
+    exact = snapshot.continue_parts(parts, restored, state)
+    notes = [f"resumed at {parts.steps} steps"]
+    if not exact:
+        notes.append(
+            "environments were reset on resume, because their state could not be had or reproduced; their unfinished "
+            "episodes and trajectories were dropped"
+        )
+    return notes
+
+
+@contextmanager
+def _panel(config: Config) -> Iterator[Panel]:
+    with Panel(f"{config.preset} · {config.env.id}", config.total_steps) as panel:
+        yield panel
+
+
+def _leave(run: _Run, path: Path, wall_s: float, signal_number: int | None) -> dict[str, Any]:
+    """Save the end of the run, or where it was stopped, and sum up."""
+    if not run.parts.stop:
+        run.evaluations.collect(wait=True)
+        run.book.write_line()
+    run.save()
+    run.checkpointer.wait()
+    summary = run.book.summary(wall_s)
+    summary["params_sha256"] = snapshot.digest(run.parts.agent.policy_params(run.parts.learner.state))
+    if run.parts.stop:
+        run.writer.log(f"stopped at {run.parts.steps} steps")
+        raise Stopped(signal_number, summary)
+    write_json(path / "summary.json", summary)
+    run.writer.log(f"finished at {run.parts.steps} steps")
+    return summary

@@ -1,0 +1,94 @@
+"""Presets: complete settings by name. An agent's name is its default preset."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from headrace.agents.impala import ImpalaConfig
+from headrace.agents.optim import OptimizerConfig
+from headrace.settings.config import CheckpointConfig, Config, EnvConfig, ExperienceConfig, LogConfig
+from headrace.settings.fields import nearest, replace_fields
+from headrace.errors import ConfigError
+from headrace.networks.actor_critic import NetworkConfig
+
+
+class Preset(NamedTuple):
+    """A preset: what it is in a line, and the function that makes it."""
+
+    about: str
+    make: Callable[[], Config]
+
+
+def _impala() -> Config:
+    return Config(preset="impala")
+
+
+def _cartpole() -> Config:
+    agent = ImpalaConfig(
+        lambda_=0.95,
+        entropy_cost=0.01,
+        optimizer=OptimizerConfig(learning_rate=5e-3, eps=1e-5, max_grad_norm=1.0),
+    )
+    return Config(preset="cartpole", total_steps=400_000, agent=agent)
+
+
+def _cartpole_memory() -> Config:
+    agent = ImpalaConfig(
+        lambda_=0.95,
+        entropy_cost=0.01,
+        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-5, max_grad_norm=1.0),
+        network=NetworkConfig(core="lstm", core_size=64),
+    )
+    env = EnvConfig(id="headrace.envs.memory:make_cartpole_without_velocities")
+    return Config(preset="cartpole-memory", total_steps=1_000_000, agent=agent, env=env)
+
+
+def _pong() -> Config:
+    agent = ImpalaConfig(
+        micro_batches=8,
+        entropy_cost=0.01,
+        reward_clip="abs_one",
+        optimizer=OptimizerConfig(name="rmsprop", learning_rate=6e-4, rms_decay=0.99, eps=0.01, max_grad_norm=40.0),
+        network=NetworkConfig(frame_stack=4),
+    )
+    return Config(
+        preset="pong",
+        total_steps=1_000_000,
+        agent=agent,
+        env=EnvConfig(id="envpool:Pong-v5", num_envs=64),
+        log=LogConfig(every_steps=5_000),
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "impala": Preset("IMPALA with its default settings on CartPole-v1; set --env.id", _impala),
+    "cartpole": Preset("IMPALA on CartPole-v1, one pass over the data", _cartpole),
+    "cartpole-memory": Preset("IMPALA with an LSTM on CartPole-v1 without velocities", _cartpole_memory),
+    "pong": Preset("IMPALA with the Nature CNN on EnvPool's Pong-v5 (needs the envpool extra)", _pong),
+}
+
+
+def preset(name: str) -> Config:
+    """The settings of a preset or agent.
+
+    Raises:
+        ConfigError: no preset of that name; names the nearest.
+    """
+    if name not in PRESETS:
+        raise ConfigError(
+            f"unknown preset or agent {name!r}{nearest(name, PRESETS)} Known: {', '.join(PRESETS)}"
+        )
+    return PRESETS[name].make()
+
+
+def config(name: str, **changes: Any) -> Config:
+    """The settings of a preset or agent, changed by dotted name.
+
+    Example:
+        >>> config("cartpole", **{"env.num_envs": 64}).env.num_envs
+        64
+
+    Raises:
+        ConfigError: an unknown preset or setting (the nearest is named), or a value of the wrong type.
+    """
+    return replace_fields(preset(name), changes)
