@@ -114,10 +114,13 @@ def test_the_caller_may_write_and_donate_at_once(tmp_path):
     meta = {"list": [1]}
     bump = jax.jit(lambda x: x + 1, donate_argnums=0)
     with Checkpointer(tmp_path) as c:
+        gate = threading.Event()
+        c._worker.submit(gate.wait, 20)  # the writing begins after all that follows
         c.save(1, {"host": host, "device": device}, meta)
         host[:] = 1
         device = bump(device)
         meta["list"].append(2)
+        gate.set()
         back = c.restore()
     assert not back.arrays["host"].any() and not back.arrays["device"].any() and device[0] == 1
     assert back.meta == {"list": [1]}

@@ -15,7 +15,9 @@ def seed_of(slot, life):
     return stream_seed(2, Role.TRAIN_ENV, slot, life)
 
 
-@pytest.mark.parametrize("env_id, steps", [("CartPole-v1", 300), ("FrozenLake-v1", 200), ("Pendulum-v1", 250), ("Pong-v5", 30)])
+@pytest.mark.parametrize(
+    "env_id, steps", [("CartPole-v1", 300), ("FrozenLake-v1", 200), ("Pendulum-v1", 250), ("Pong-v5", 30)]
+)
 def test_contract(env_id, steps):
     assert check_group(lambda: make_group(f"envpool:{env_id}", 4, seed_of), steps=steps) == []
 
@@ -49,7 +51,11 @@ def test_received_arrays_are_never_written_again():
 
 def test_seeds_are_by_slot_and_not_by_the_group():
     def first(slots, offset=0):
-        return make_group("envpool:CartPole-v1", slots, lambda s, life: seed_of(s + offset, life)).recv(10.0)[0].observation
+        return (
+            make_group("envpool:CartPole-v1", slots, lambda s, life: seed_of(s + offset, life))
+            .recv(10.0)[0]
+            .observation
+        )
 
     whole = first(4)
     assert len(np.unique(whole[:, 0])) == 4

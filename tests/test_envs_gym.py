@@ -98,7 +98,9 @@ def test_h3_seeds_and_step_infos():
     assert len(infos) == 10 and all(info == {"final": 2.0} for _, info in infos)
 
 
-@pytest.mark.parametrize("value, shown", [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "-inf"), (1e39, "1e+39")])
+@pytest.mark.parametrize(
+    "value, shown", [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "-inf"), (1e39, "1e+39")]
+)
 def test_h2a_reward_not_finite(value, shown):
     group = scripted_group(lambda t: (np.zeros(2, np.float32), value if t == 7 else 1.0, False, False, {}))
     with pytest.raises(EnvironmentFailure) as caught:
@@ -125,7 +127,9 @@ def raises(t):
 
 def test_step_that_raises_is_named_with_its_cause():
     group = scripted_group(lambda t: raises(t) if t == 4 else fine(t), at=3)
-    with pytest.raises(EnvironmentFailure, match=r"env scripted slot 3 step 4: step\(\) raised RuntimeError") as caught:
+    with pytest.raises(
+        EnvironmentFailure, match=r"env scripted slot 3 step 4: step\(\) raised RuntimeError"
+    ) as caught:
         drive(group, 10)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert group.stepping is None
@@ -160,7 +164,9 @@ def test_end_on_the_limit_step_keeps_both_flags():
     steps = [t for t, _ in drive(group, 3)]
     assert [bool(t.first[0]) for t in steps] == [True, False, True]
     assert steps[1].terminated[0] and steps[1].truncated[0] and steps[1].reward[0] == 5.0
-    assert steps[1].observation[0, 0] == 1.0 and steps[2].observation[0, 0] == 0.0 and steps[2].reward[0] == 0.0
+    assert (
+        steps[1].observation[0, 0] == 1.0 and steps[2].observation[0, 0] == 0.0 and steps[2].reward[0] == 0.0
+    )
 
 
 def test_an_environment_that_reuses_its_buffer_and_writes_into_its_action():
@@ -236,7 +242,10 @@ def test_close_names_one_that_raises_and_closes_the_rest():
 
 SPACES = {
     "dict": (Dict({"b": Box(-1, 1, (2,), np.float64), "a": Discrete(3, start=5)}), Discrete(4, start=-1)),
-    "tuple": (Tuple((Box(0, 255, (4, 4), np.uint8), MultiBinary(3))), Tuple((Discrete(2), Box(-2, 1, (2,), np.float32)))),
+    "tuple": (
+        Tuple((Box(0, 255, (4, 4), np.uint8), MultiBinary(3))),
+        Tuple((Discrete(2), Box(-2, 1, (2,), np.float32))),
+    ),
     "hybrid": (
         Dict({"x": Tuple((Discrete(2), MultiDiscrete([2, 3], start=[1, 0])))}),
         Dict({"move": Box(-1, 1, (2,), np.float32), "kind": Discrete(3, start=1), "bits": MultiBinary(2)}),
@@ -383,7 +392,7 @@ def test_state_of_an_episode_too_long_to_keep(monkeypatch):
 def test_the_log_does_not_grow_with_the_run():
     group = GymGroup(Draw, 2, seeds(), name="draw")
     drive(group, 5000)
-    assert len(group._log._entries) <= 1024
+    assert len(group._slots.log._entries) <= 1024
 
 
 def test_state_of_another_group_is_refused():

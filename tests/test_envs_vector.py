@@ -22,14 +22,22 @@ def seed_of(slot, life):
 class Count(gym.Env):
     """Counts its steps from a number drawn at reset; ends after ``length`` steps. All its memory is one buffer."""
 
-    observation_space = Dict({"n": Box(0, 1e6, (2,), np.float64), "pair": Tuple((Discrete(9, start=2), Box(0, 255, (1,), np.uint8)))})
+    observation_space = Dict(
+        {
+            "n": Box(0, 1e6, (2,), np.float64),
+            "pair": Tuple((Discrete(9, start=2), Box(0, 255, (1,), np.uint8))),
+        }
+    )
     action_space = Dict({"a": Discrete(3, start=1), "b": Box(-1, 1, (2,), np.float32)})
 
     def __init__(self, length=3, reward=1.0):
         self.length, self.reward = length, reward
 
     def _say(self):
-        return {"n": np.full(2, self.base + self.t, np.float64), "pair": (np.int64(2 + self.t), np.array([self.t], np.uint8))}
+        return {
+            "n": np.full(2, self.base + self.t, np.float64),
+            "pair": (np.int64(2 + self.t), np.array([self.t], np.uint8)),
+        }
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -63,7 +71,11 @@ def test_same_rows_as_single_environments(mode):
     single = by_slot(make_group("CartPole-v1", 3, seed_of, max_episode_steps=15), 150)
     vector = by_slot(
         make_group(
-            "vector:CartPole-v1", 3, seed_of, max_episode_steps=15, kwargs={"vector_kwargs": {"autoreset_mode": mode}}
+            "vector:CartPole-v1",
+            3,
+            seed_of,
+            max_episode_steps=15,
+            kwargs={"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": mode}},
         ),
         200,
     )
@@ -90,7 +102,14 @@ def test_last_rows_hold_the_final_observation_and_infos(mode):
     received = []
     for _ in range(7):
         timestep, ids = group.recv(1.0)
-        received.append((ids.tolist(), timestep.first.tolist(), timestep.truncated.tolist(), timestep.observation["pair"][0].tolist()))
+        received.append(
+            (
+                ids.tolist(),
+                timestep.first.tolist(),
+                timestep.truncated.tolist(),
+                timestep.observation["pair"][0].tolist(),
+            )
+        )
         group.send({"a": np.ones(len(ids), int), "b": np.zeros((len(ids), 2))}, ids)
     assert received[0] == ([0, 1], [True, True], [False, False], [0, 0])
     assert received[3] == ([0, 1], [False, False], [True, False], [3, 3])

@@ -11,6 +11,7 @@ Order matters: the new step is marked before an old one is deleted, so that a ki
 restore.
 """
 
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -123,8 +124,8 @@ class Checkpointer:
                 f"cannot save step {step}: the checkpoints in {self._directory} are {state}"
             )
         self.wait()
-        meta = dict(meta or {})
-        check_json(meta)
+        check_json(dict(meta or {}))
+        meta = json.loads(json.dumps(dict(meta or {})))  # a copy: the caller may change theirs at once
         self._sweep()
         newer = [s for s in self.steps() if s > step]
         if newer:

@@ -43,7 +43,8 @@ class Tape:
     Attributes:
         messages: each message as received.
         copies: copies of them made at once.
-        by_slot: for each slot the flattened rows in order: (observation leaves…, reward, first, terminated, truncated).
+        by_slot: for each slot the flattened rows in order: (observation leaves…, reward, first, terminated,
+            truncated).
         findings: breaches found on the way.
     """
 

@@ -34,14 +34,15 @@ _OURS = (
 class EnvPoolGroup:
     """``num_slots`` environments of one EnvPool; they step in its threads from ``send`` until ``recv``.
 
-    A row is ``first`` where the slot's previous row was last; the step count EnvPool reports is not trusted for it.
+    A row is ``first`` where the slot's previous row was last; the step count EnvPool reports is not trusted
+    for it.
 
-    EnvPool reports an MDP end that falls on the limit step as truncated only, so that its value is bootstrapped
-    although it is 0. Such a row cannot be told from another row of the limit; ``limit_truncations`` counts all rows
-    that ended by the limit, an upper bound on these.
+    EnvPool reports an MDP end that falls on the limit step as truncated only, so that its value is
+    bootstrapped although it is 0. Such a row cannot be told from another row of the limit;
+    ``limit_truncations`` counts all rows that ended by the limit, an upper bound on these.
 
-    Image environments with EnvPool's ``stack_num`` give single frames here (frames are stacked later, from single
-    ones): ``stack_num`` is 1 unless given, and its axis is dropped: ``[84, 84]`` uint8 for Atari.
+    Image environments with EnvPool's ``stack_num`` give single frames here (frames are stacked later, from
+    single ones): ``stack_num`` is 1 unless given, and its axis is dropped: ``[84, 84]`` uint8 for Atari.
 
     EnvPool's wait cannot be given a timeout; it runs no Python and no user's code. Its state cannot be had.
 
@@ -128,7 +129,8 @@ class EnvPoolGroup:
                 _ = pool.observation_space, pool.action_space
         except Exception as exc:  # whatever EnvPool raises for settings it cannot use
             raise EnvironmentFailure(
-                f"env {self._name}: EnvPool could not make it with {self._settings}: {type(exc).__name__}: {exc}"
+                f"env {self._name}: EnvPool could not make it with {self._settings}: {type(exc).__name__}: "
+                f"{exc}"
             ) from exc
         self._pool: Any = pool
         self._steps, self._last = np.zeros(n, np.int64), np.ones(n, bool)
@@ -140,7 +142,8 @@ class EnvPoolGroup:
         """See ``EnvGroup.recv``; EnvPool's wait has no timeout."""
         if not self._running:
             raise WaitTimeoutError(
-                f"env {self._name}: recv waits for an answer to slot {int(np.argmin(self._sent))}; EnvPool steps when "
+                f"env {self._name}: recv waits for an answer to slot {int(np.argmin(self._sent))}; EnvPool "
+                "steps when "
                 "every slot was sent an action"
             )
         observation, reward, terminated, truncated, info = self._pool.recv()
@@ -245,6 +248,7 @@ def _check_settings(name: str, settings: Mapping[str, Any], known: set[str]) -> 
             raise ConfigError(f"{name} takes no setting {key!r}; nearest: {', '.join(near) or 'none'}")
     if settings.get("episodic_life"):
         raise ConfigError(
-            f"{name}: episodic_life=True is not supported: it hides where the real game ends, and with it the game's "
+            f"{name}: episodic_life=True is not supported: it hides where the real game ends, and with it "
+            "the game's "
             "return. Leave it out."
         )

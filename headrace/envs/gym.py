@@ -23,17 +23,18 @@ class GymGroup:
     """``num_slots`` Gymnasium environments behind the ``EnvGroup`` contract.
 
     Environments are reset when the group is made; only that reset, the first of a life, is seeded. An ended
-    environment is reset by the group in the step after its last row. Where an environment says ``terminated`` and
-    ``truncated`` together, both are kept.
+    environment is reset by the group in the step after its last row. Where an environment says ``terminated``
+    and ``truncated`` together, both are kept.
 
-    A step cannot be interrupted in a thread: ``recv`` returns when the environments have stepped, whatever its timeout.
-    ``stepping`` tells a watcher in another thread which slot is being stepped and since when; it should end the run
-    when that is longer ago than ``step_timeout_s``.
+    A step cannot be interrupted in a thread: ``recv`` returns when the environments have stepped, whatever
+    its timeout. ``stepping`` tells a watcher in another thread which slot is being stepped and since when; it
+    should end the run when that is longer ago than ``step_timeout_s``.
 
     Attributes:
         spec: see ``EnvSpec``.
         num_slots: the number of environments.
-        stepping: ``(slot, time.monotonic() at its start)`` while an environment is stepped or reset, else None.
+        stepping: ``(slot, time.monotonic() at its start)`` while an environment is stepped or reset, else
+            None.
         step_timeout_s: how long one step may take, in seconds; for the watcher.
     """
 
@@ -74,32 +75,30 @@ class GymGroup:
             raise
 
     def _begin(self) -> None:
-        n, envs = self.num_slots, self._envs
-        self.spec = _spec_of(envs[0], self._name)
+        envs, name = self._envs, self._name
+        self.spec = _spec_of(envs[0], name)
         for slot, env in enumerate(envs):
-            if _spec_of(env, self._name) != self.spec:
+            if _spec_of(env, name) != self.spec:
                 raise EnvironmentFailure(
-                    f"env {self._name} slot {slot}: its spaces differ from slot 0's; expected one space a group"
+                    f"env {name} slot {slot}: its spaces differ from slot 0's; expected one space a group"
                 )
         self._bare, self._steps_of = [env.unwrapped for env in envs], [env.step for env in envs]
         self._checked = rows.writer(self.spec.observation, check_kind=True)
         self._fast = rows.writer(self.spec.observation, check_kind=False)
-        self._write = self._checked
-        self._all, self._num_sent = np.arange(n, dtype=np.int32), 0
-        self._life, self._steps = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self._ended, self._held, self._sent = np.zeros((3, n), bool)
-        self._pending: PyTree = None
-        self._origin = [kept.Origin(-1, None)] * n
-        self._log = kept.ActionLog(self.spec.action, n)
+        self._write = self._checked  # until every slot has stepped once
+        self._all, self._num_sent, self._num_held = np.arange(self.num_slots, dtype=np.int32), 0, 0
         self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_INFOS)
-        self._first_obs = rows.empty(self.spec.observation, n)
-        self._last: TimeStep | None = None
-        for slot in range(n):
+        self._first_obs = rows.empty(self.spec.observation, self.num_slots)
+        self._slots = kept.Slots(self.num_slots, self.spec.action)
+        for slot in range(self.num_slots):
             self._new_life(slot, life=0)
+        self._num_held = self.num_slots
 
     def _new_life(self, slot: int, life: int) -> None:
         """Reset with the seed of a life; the row is held until it is received."""
-        self._life[slot], self._steps[slot], self._ended[slot] = life, 0, False
+        slots = self._slots
+        slots.life[slot], slots.steps[slot], slots.ended[slot] = life, 0, False
+        slots.held[slot], slots.sent[slot] = True, False
         try:
             observation = self._reset(slot, self._seed_of(slot, life))
             self._checked(self._first_obs, slot, observation)
@@ -107,41 +106,43 @@ class GymGroup:
             raise self._failure(slot, "reset", exc) from exc
         finally:
             self.stepping = None
-        self._num_sent -= int(self._sent[slot])
-        self._held[slot], self._sent[slot] = True, False
 
     def _reset(self, slot: int, seed: int | None = None) -> Any:
         self.stepping = (slot, time.monotonic())
         generator = None if seed is not None else kept.raw_state(kept.generator_of(self._bare[slot]))
-        self._origin[slot] = kept.Origin(-1 if seed is None else seed, generator)
-        self._log.restart(slot)
+        self._slots.origin[slot] = kept.Origin(-1 if seed is None else seed, generator)
+        self._slots.log.restart(slot)
         return self._envs[slot].reset(seed=seed)[0]
 
     def recv(self, timeout_s: float) -> tuple[TimeStep, np.ndarray]:
-        """Step the slots that were sent an action; see ``EnvGroup.recv``. ``timeout_s`` cannot interrupt a step."""
-        everyone = self._num_sent == self.num_slots
-        slot_ids = self._all.copy() if everyone else np.flatnonzero(self._held | self._sent).astype(np.int32)
+        """Step the slots that were sent an action; see ``EnvGroup.recv``.
+
+        ``timeout_s`` cannot interrupt a step.
+        """
+        slots, everyone = self._slots, self._num_sent == self.num_slots
+        slot_ids = self._all.copy() if everyone else np.flatnonzero(slots.held | slots.sent).astype(np.int32)
         if not len(slot_ids):
             raise WaitTimeoutError(
-                f"env {self._name}: recv waits for an answer to slots 0 … {self.num_slots - 1}, but none was sent; "
-                "send actions first"
+                f"env {self._name}: recv waits for an answer to slots 0 … {self.num_slots - 1}, but none was "
+                "sent; send actions first"
             )
         actions: list[Any] = []
         if self._num_sent:
-            actions = rows.unstack(self.spec.action, self._pending, self.num_slots)
-            self._log.append(self._pending, None if everyone else self._sent.copy())
+            actions = rows.unstack(self.spec.action, slots.pending, self.num_slots)
+            slots.log.append(slots.pending, None if everyone else slots.sent.copy())
         timestep = self._step(slot_ids, actions)
-        if actions:
+        if everyone:
             self._write = self._fast
-        self._held[:] = self._sent[:] = False
-        self._pending, self._num_sent = None, 0
-        self._last = rows.merge(self.spec.observation, self._last, timestep, slot_ids)
+        slots.held[:] = slots.sent[:] = False
+        slots.pending, self._num_sent, self._num_held = None, 0, 0
+        slots.last = rows.merge(self.spec.observation, slots.last, timestep, slot_ids)
         return timestep, slot_ids
 
     def _step(self, slot_ids: np.ndarray, actions: list[Any]) -> TimeStep:
         # A fast environment's speed hangs on this loop: locals, one test a slot, three writes.
         n, spec, write, clock = len(slot_ids), self.spec.observation, self._write, time.monotonic
-        steps_of, ended, asleep = self._steps_of, self._ended, (self._held | self._ended).tolist()
+        steps_of, ended = self._steps_of, self._slots.ended
+        asleep = (self._slots.held | ended).tolist()
         observation, reward = rows.empty(spec, n), np.zeros(n)
         first, terminated, truncated = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
         slot = 0
@@ -161,22 +162,22 @@ class GymGroup:
             raise self._failure(slot, "reset" if asleep[slot] else "step", exc) from exc
         finally:
             self.stepping = None
-        self._steps[slot_ids] += ~first
+        self._slots.steps[slot_ids] += ~first
         value = rows.agent_batch(spec, observation, self._name)
-        rows.check_values(self._name, spec, value, reward, slot_ids, self._steps)
+        rows.check_values(self._name, spec, value, reward, slot_ids, self._slots.steps)
         return TimeStep(value, reward.astype(np.float32), first, terminated, truncated)
 
     def _wake(self, slot: int, observation: PyTree, k: int) -> None:
         """Write the first row of an episode into row k: the held one, or that of a reset now."""
-        if self._held[slot]:
+        if self._slots.held[slot]:
             spec = self.spec.observation
             rows.put(spec, observation, k, rows.pick(spec, self._first_obs, slot))
         else:
             self._write(observation, k, self._reset(slot))
-            self._ended[slot] = False
+            self._slots.ended[slot] = False
 
     def _failure(self, slot: int, doing: str, exc: Exception) -> EnvironmentFailure:
-        step = int(self._steps[slot]) + (doing == "step")
+        step = int(self._slots.steps[slot]) + (doing == "step")
         return EnvironmentFailure(
             f"env {self._name} slot {slot} step {step}: {doing}() raised {type(exc).__name__}: {exc}"
         )
@@ -187,96 +188,62 @@ class GymGroup:
         Raises:
             ValueError: an id out of range, twice, or already answered; an action of a wrong shape.
         """
-        spec, n = self.spec.action, self.num_slots
+        spec, slots = self.spec.action, self._slots
         batch = rows.env_batch(spec, action, len(slot_ids))
-        if not rows.in_order(slot_ids, self._all) or self._num_sent or self._held.any():
-            rows.check_ids(slot_ids, self._sent | self._held, self._name)
-            pending = rows.zeros_env(spec, n) if self._pending is None else self._pending
+        if self._num_sent or self._num_held or not rows.in_order(slot_ids, self._all):
+            rows.check_ids(slot_ids, slots.sent | slots.held, self._name)
+            pending = rows.zeros_env(spec, self.num_slots) if slots.pending is None else slots.pending
             rows.put(spec, pending, slot_ids, batch)
             batch = pending
-        self._pending = batch
-        self._sent[slot_ids] = True
+        slots.pending = batch
+        slots.sent[slot_ids] = True
         self._num_sent += len(slot_ids)
 
     def run_ids(self) -> np.ndarray:
         """Int64 ``[num_slots]``: the life of each slot, 0 at first."""
-        return self._life.copy()
+        return self._slots.life.copy()
 
     def take_infos(self) -> list[tuple[int, dict[str, float]]]:
-        """``(slot, numbers in the info of a last row)`` since the last call, oldest first, at most ``MAX_INFOS``."""
+        """``(slot, numbers in the info of a last row)`` since the last call, at most ``MAX_INFOS``."""
         taken = list(self._infos)
         self._infos.clear()
         return taken
 
     def get_state(self) -> dict[str, Any] | None:
-        """Generators, actions of the present episodes and last rows; see ``gym_state``. None before the first ``recv``."""
-        if self._last is None:
+        """The actions since each slot's reset; see ``gym_state``. None before the first ``recv``."""
+        if self._slots.last is None:
             return None
-        spec, n = self.spec.action, self.num_slots
-        logs = [self._log.actions(slot) for slot in range(n)]
-        unsent = rows.zeros_env(spec, n)
-        if self._pending is not None:
-            rows.put(spec, unsent, self._sent, rows.pick(spec, self._pending, self._sent))
-        return {
-            "env": self._name,
-            "num_slots": n,
-            "life": self._life.copy(),
-            "steps": self._steps.copy(),
-            "ended": self._ended.copy(),
-            "sent": self._sent.copy(),
-            "held": self._held.copy(),
-            "pending": rows.tree_arrays(spec, unsent),
-            "lengths": np.array([-1 if log is None else len(log) for log in logs], np.int64),
-            "actions": kept.stack_actions(spec, [a for log in logs if log is not None for a in log], unsent),
-            "seed": np.array([origin.seed for origin in self._origin], np.int64),
-            "generator": [None if o.generator is None else kept.encode(o.generator) for o in self._origin],
-            "generator_now": [kept.encoded(env) for env in self._bare],
-            "last": rows.tree_arrays(self.spec.observation, self._last.observation),
-            "flags": np.stack([self._last.first, self._last.terminated, self._last.truncated]),
-            "reward": np.array(self._last.reward),
-        }
+        return kept.read(self.spec, self._slots, [kept.encoded(env) for env in self._bare])
 
     def set_state(self, state: dict[str, Any]) -> bool:
-        """Replay each slot's episode and compare its last row and generator; a slot that differs begins a new life.
+        """Replay each slot's episode; a slot whose last row or generator differs begins a new life.
 
         Raises:
             ConfigError: the state is of another environment or number of slots.
         """
-        n, spec = self.num_slots, self.spec.action
-        if (state["env"], state["num_slots"]) != (self._name, n):
+        if (state["env"], state["num_slots"]) != (self._name, self.num_slots):
             raise ConfigError(
-                f"got the state of {state['num_slots']} slots of env {state['env']}; expected {n} of {self._name}"
+                f"got the state of {state['num_slots']} slots of env {state['env']}; expected "
+                f"{self.num_slots} "
+                f"of {self._name}"
             )
-        self._pending = rows.tree_from_arrays(spec, {k: np.array(v) for k, v in state["pending"].items()})
-        self._last = TimeStep(
-            rows.tree_from_arrays(self.spec.observation, {k: np.array(v) for k, v in state["last"].items()}),
-            np.array(state["reward"], np.float32),
-            *np.array(state["flags"], bool),
-        )
         self._infos.clear()
-        logs = kept.split_actions(spec, state)
-        self._log.replace([log or [] for log in logs], rows.zeros_env(spec, n))
-        exact = [log is not None and self._replay(slot, state, log) for slot, log in enumerate(logs)]
+        self._slots, actions = kept.load(self.spec, state)
+        exact = [self._replay(slot, log, state["generator_now"][slot]) for slot, log in enumerate(actions)]
         for slot in np.flatnonzero(~np.array(exact)).tolist():
-            self._new_life(slot, int(state["life"][slot]) + 1)
-        self._num_sent = int(self._sent.sum())
-        if not self._num_sent:
-            self._pending = None
+            self._new_life(slot, int(self._slots.life[slot]) + 1)
+        self._num_sent, self._num_held = int(self._slots.sent.sum()), int(self._slots.held.sum())
         return all(exact)
 
-    def _replay(self, slot: int, state: dict[str, Any], actions: list[PyTree]) -> bool:
+    def _replay(self, slot: int, actions: list[PyTree] | None, now: dict[str, Any] | None) -> bool:
         """Bring one slot to its state; False where it does not come out the same."""
-        env, bare, seed = self._envs[slot], self._bare[slot], int(state["seed"][slot])
-        before, now = state["generator"][slot], state["generator_now"][slot]
-        if now is None or (seed < 0 and before is None):
+        env, bare, (seed, before) = self._envs[slot], self._bare[slot], self._slots.origin[slot]
+        if actions is None or now is None or (seed < 0 and before is None):
             return False
-        self._life[slot], self._steps[slot] = state["life"][slot], state["steps"][slot]
-        self._ended[slot], self._sent[slot] = bool(state["ended"][slot]), bool(state["sent"][slot])
-        self._held[slot] = bool(state["held"][slot])
-        self._origin[slot] = kept.Origin(seed, None if before is None else kept.decode(before))
+        row: tuple[Any, ...]
         try:
             self.stepping = (slot, time.monotonic())
-            if seed < 0 and not kept.set_generator(bare, before):
+            if before is not None and not kept.set_generator(bare, before):
                 return False
             row = (env.reset(seed=None if seed < 0 else seed)[0], 0.0, False, False)
             for action in actions:
@@ -285,23 +252,23 @@ class GymGroup:
             return self._is_last(slot, row) and kept.same(kept.encoded(bare), now)
         except (
             Exception
-        ) as exc:  # an environment that is not replayable may raise anything: a new life, as for a difference
-            warnings.warn(
-                f"env {self._name} slot {slot}: replaying raised {type(exc).__name__}: {exc}", stacklevel=2
-            )
+        ) as exc:  # what cannot be replayed may raise anything; it is no worse than a difference
+            said = f"env {self._name} slot {slot}: replaying raised {type(exc).__name__}: {exc}"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
             return False
         finally:
             self.stepping = None
 
     def _is_last(self, slot: int, row: tuple[Any, ...]) -> bool:
-        spec, last = self.spec.observation, self._last
+        """Whether ``row`` is the slot's last received one."""
+        spec, last = self.spec.observation, self._slots.last
         assert last is not None
         buffer = rows.empty(spec, 1)
         self._checked(buffer, 0, row[0])
+        if self._slots.held[slot]:
+            rows.put(spec, self._first_obs, slot, rows.pick(spec, buffer, 0))
         pairs = rows.tree_leaves(spec, rows.agent_batch(spec, buffer, self._name))
         expected = [value[slot] for _, value in rows.tree_leaves(spec, last.observation)]
-        if self._held[slot]:
-            rows.put(spec, self._first_obs, slot, rows.pick(spec, buffer, 0))
         return (
             all(np.array_equal(value[0], other) for (_, value), other in zip(pairs, expected, strict=True))
             and np.float32(row[1]) == last.reward[slot]

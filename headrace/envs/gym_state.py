@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from headrace.envs.rows import pick, put, tree_arrays, tree_from_arrays, unstack
+from headrace.envs.contract import EnvSpec
+from headrace.envs.rows import pick, put, tree_arrays, tree_from_arrays, unstack, zeros_env
 from headrace.spaces import Spec, map_leaves
-from headrace.types import PyTree
+from headrace.types import PyTree, TimeStep
 
 MAX_REPLAY = 100_000
 """Episodes longer than this are not replayed: the slot starts a new life on resume."""
@@ -74,9 +75,11 @@ def encoded(env: gym.Env) -> dict[str, Any] | None:
     return None if state is None else encode(state)
 
 
-def set_generator(env: gym.Env, encoded: dict[str, Any]) -> bool:
-    """Put the generator back, in place where its kind allows (parts of an environment may hold a reference)."""
-    state = decode(encoded)
+def set_generator(env: gym.Env, state: dict[str, Any]) -> bool:
+    """Put the generator's raw state back; False where NumPy has no such generator.
+
+    In place where its kind allows: parts of an environment may hold a reference.
+    """
     generator = generator_of(env)
     if generator is None or generator.bit_generator.state["bit_generator"] != state["bit_generator"]:
         kind = getattr(np.random, str(state["bit_generator"]), None)
@@ -125,7 +128,7 @@ class ActionLog:
         return [pick(self._spec, action, slot) for action, mask in chosen if mask is None or mask[slot]]
 
     def replace(self, slot_actions: list[list[PyTree]], empty: PyTree) -> None:
-        """Start over with these episodes, aligned at their ends. ``empty`` gives a batch ``[N, ...]`` to copy."""
+        """Start over with these episodes, aligned at their ends; ``empty`` is a batch ``[N, ...]`` of zeros."""
         longest = max((len(a) for a in slot_actions), default=0)
         self._entries, self._offset = [], 0
         for t in range(longest):
@@ -160,3 +163,73 @@ def split_actions(spec: Spec, state: Mapping[str, Any]) -> list[list[PyTree] | N
 def one(spec: Spec, action: PyTree) -> Any:
     """One logged action as ``env.step`` takes it, of a copy."""
     return unstack(spec, map_leaves(lambda _, value: np.array(value)[None], spec, action), 1)[0]
+
+
+class Slots:
+    """What a group knows of its slots beside the environments themselves.
+
+    Attributes:
+        life: int64 ``[N]``, restarts of each slot.
+        steps: int64 ``[N]``, steps in this life.
+        ended: bool ``[N]``, the slot's previous row was last.
+        held: bool ``[N]``, the slot's first row waits to be received.
+        sent: bool ``[N]``, the slot was sent an action.
+        pending: actions ``[N, ...]`` of the slots in ``sent``; None where there are none.
+        origin: how each slot's episode began.
+        log: the actions since.
+        last: each slot's last received row, ``[N, ...]``; None before the first.
+    """
+
+    def __init__(self, num_slots: int, action: Spec) -> None:
+        self.life, self.steps = np.zeros(num_slots, np.int64), np.zeros(num_slots, np.int64)
+        self.ended, self.held, self.sent = (np.zeros(num_slots, bool) for _ in range(3))
+        self.pending: PyTree = None
+        self.origin = [Origin(-1, None)] * num_slots
+        self.log = ActionLog(action, num_slots)
+        self.last: TimeStep | None = None
+
+
+def read(spec: EnvSpec, slots: Slots, generator_now: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """The slots and their generators as they are now, as plain data; ``slots.last`` must be there."""
+    assert slots.last is not None
+    n, last = len(slots.life), slots.last
+    logs = [slots.log.actions(slot) for slot in range(n)]
+    pending = zeros_env(spec.action, n)
+    if slots.pending is not None:
+        put(spec.action, pending, slots.sent, pick(spec.action, slots.pending, slots.sent))
+    return {
+        "env": spec.name,
+        "num_slots": n,
+        "flags": np.stack([slots.ended, slots.held, slots.sent]),
+        "counts": np.stack([slots.life, slots.steps]),
+        "pending": tree_arrays(spec.action, pending),
+        "lengths": np.array([-1 if log is None else len(log) for log in logs], np.int64),
+        "actions": stack_actions(spec.action, [a for log in logs if log is not None for a in log], pending),
+        "seed": np.array([origin.seed for origin in slots.origin], np.int64),
+        "generator": [None if o.generator is None else encode(o.generator) for o in slots.origin],
+        "generator_now": generator_now,
+        "last": tree_arrays(spec.observation, last.observation),
+        "last_reward": np.array(last.reward),
+        "last_flags": np.stack([last.first, last.terminated, last.truncated]),
+    }
+
+
+def load(spec: EnvSpec, state: Mapping[str, Any]) -> tuple[Slots, list[list[PyTree] | None]]:
+    """Inverse of ``read``: the slots, and the actions to replay in each (None: too many were made)."""
+    slots = Slots(int(state["num_slots"]), spec.action)
+    slots.ended, slots.held, slots.sent = np.array(state["flags"], bool)
+    slots.life, slots.steps = np.array(state["counts"], np.int64)
+    if slots.sent.any():
+        slots.pending = tree_from_arrays(spec.action, {k: np.array(v) for k, v in state["pending"].items()})
+    slots.last = TimeStep(
+        tree_from_arrays(spec.observation, {k: np.array(v) for k, v in state["last"].items()}),
+        np.array(state["last_reward"], np.float32),
+        *np.array(state["last_flags"], bool),
+    )
+    slots.origin = [
+        Origin(int(seed), None if generator is None else decode(generator))
+        for seed, generator in zip(state["seed"], state["generator"], strict=True)
+    ]
+    actions = split_actions(spec.action, state)
+    slots.log.replace([log or [] for log in actions], zeros_env(spec.action, len(slots.life)))
+    return slots, actions

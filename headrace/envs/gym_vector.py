@@ -22,13 +22,14 @@ class VectorGroup:
     """The sub-environments of one vector environment as slots.
 
     - next-step autoreset is the contract's own order;
-    - same-step autoreset gives the true final observation in ``infos["final_obs"]`` beside the reset one: all slots
-      are received with the final one, then the ended slots alone with their ``first`` row;
-    - with autoreset disabled the ended slots are reset by ``reset(options={"reset_mask": …})`` and received alone.
+    - same-step autoreset gives the true final observation in ``infos["final_obs"]`` beside the reset one: all
+      slots are received with the final one, then the ended slots alone with their ``first`` row;
+    - with autoreset disabled the ended slots are reset by ``reset(options={"reset_mask": …})`` and received
+      alone.
 
-    Seeds are given as a list, one a sub-environment; a vector environment that takes one integer only (it has one
-    generator for all) gets that of slot 0. ``recv``'s timeout holds where the environment steps asynchronously
-    (``step_async``); a synchronous one cannot be interrupted. Its state cannot be had.
+    Seeds are given as a list, one a sub-environment; a vector environment that takes one integer only (it has
+    one generator for all) gets that of slot 0. ``recv``'s timeout holds where the environment steps
+    asynchronously (``step_async``); a synchronous one cannot be interrupted. Its state cannot be had.
     """
 
     def __init__(self, env: gym.vector.VectorEnv, seed_of: Callable[[int, int], int], *, name: str) -> None:
@@ -48,7 +49,8 @@ class VectorGroup:
             self._mode = AutoresetMode(mode)
         except ValueError as exc:
             raise ConfigError(
-                f"env {name}: got metadata['autoreset_mode']={mode!r}; expected a gymnasium.vector.AutoresetMode. "
+                f"env {name}: got metadata['autoreset_mode']={mode!r}; expected a "
+                "gymnasium.vector.AutoresetMode. "
                 "Set it in the vector environment's metadata to say when it resets an ended sub-environment."
             ) from exc
         self._env, self._name, self._seed_of, self._closed = env, name, seed_of, False
@@ -89,7 +91,8 @@ class VectorGroup:
 
     def _failure(self, doing: str, exc: Exception) -> EnvironmentFailure:
         return EnvironmentFailure(
-            f"env {self._name} slots 0 … {self.num_slots - 1} step {int(self._steps.max()) + (doing == 'step')}: "
+            f"env {self._name} slots 0 … {self.num_slots - 1} step "
+            f"{int(self._steps.max()) + (doing == 'step')}: "
             f"{doing}() raised {type(exc).__name__}: {exc}"
         )
 
@@ -102,7 +105,8 @@ class VectorGroup:
         if not self._sent.all():
             silent = int(np.argmin(self._sent))
             raise WaitTimeoutError(
-                f"env {self._name}: recv waits for an answer to slot {silent}; a vector environment steps when every "
+                f"env {self._name}: recv waits for an answer to slot {silent}; a vector environment steps "
+                "when every "
                 "slot was sent an action"
             )
         return self._stepped(*self._step(timeout_s)), self._all.copy()
@@ -169,8 +173,10 @@ class VectorGroup:
         missing = self._ended & ~np.asarray(given, bool)
         if missing.any():
             raise EnvironmentFailure(
-                f"env {self._name} slot {int(np.argmax(missing))} step {int(self._steps[np.argmax(missing)])}: ended "
-                "with same-step autoreset, but infos['final_obs'] and its mask infos['_final_obs'] do not hold it; "
+                f"env {self._name} slot {int(np.argmax(missing))} step "
+                f"{int(self._steps[np.argmax(missing)])}: ended "
+                "with same-step autoreset, but infos['final_obs'] and its mask infos['_final_obs'] do not "
+                "hold it; "
                 "without it truncation cannot be told right. Use next-step autoreset."
             )
         batch, final, write = (
@@ -191,14 +197,13 @@ class VectorGroup:
         if not isinstance(source, dict):
             return
         for slot in np.flatnonzero(ended).tolist():
-            here = {
+            given = {
                 key: value[slot]
                 for key, value in source.items()
-                if isinstance(value, np.ndarray)
-                and value.ndim == 1
-                and np.all(source.get(f"_{key}", True)[slot : slot + 1])
+                if isinstance(value, np.ndarray) and value.ndim == 1 and not key.startswith("_")
+                if source.get(f"_{key}", ended)[slot]
             }
-            self._infos.append((slot, rows.numbers({k: v for k, v in here.items() if not k.startswith("_")})))
+            self._infos.append((slot, rows.numbers(given)))
 
     def take_infos(self) -> list[tuple[int, dict[str, float]]]:
         """``(slot, numbers in the info of a last row)`` since the last call, oldest first, at most ``MAX_INFOS``."""

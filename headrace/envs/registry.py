@@ -4,7 +4,8 @@
 |---|---|
 | ``CartPole-v1`` | a Gymnasium id; ``module:Env-v0`` imports the module that registers it first |
 | ``my_file:make_env`` | a callable of an importable module (the working directory counts as importable) |
-| ``prefix:rest`` | ``rest`` is made by the prefix's factory: ``gym:``, ``vector:``, ``envpool:``, or one that was registered |
+| ``prefix:rest`` | ``rest`` is made by the prefix's factory: ``gym:``, ``vector:``, ``envpool:``, or one that
+was registered |
 """
 
 import contextlib
@@ -207,7 +208,8 @@ def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
         env = make()
     if not isinstance(env, gym.vector.VectorEnv) or env.num_envs != request.num_slots:
         raise EnvironmentFailure(
-            f"env {request.env_id}: got a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} environments; "
+            f"env {request.env_id}: got a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
+            "environments; "
             f"expected a gymnasium.vector.VectorEnv of num_envs={request.num_slots}"
         )
     try:
@@ -220,7 +222,8 @@ def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
 def _no_threads(request: Request) -> None:
     if request.num_threads:
         raise ConfigError(
-            f"got num_threads={request.num_threads} for env {request.env_id}; only envpool: environments have threads "
+            f"got num_threads={request.num_threads} for env {request.env_id}; only envpool: environments "
+            "have threads "
             "of their own. Leave it 0."
         )
 
@@ -248,7 +251,8 @@ def _by_id(request: Request, make: Callable[[], Any]) -> Any:
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as exc:
         if family and not importlib.util.find_spec(family[0]):
             raise EnvironmentIdError(
-                f"env {request.env_id} comes with a package that is not installed; run: pip install {family[1]}"
+                f"env {request.env_id} comes with a package that is not installed; run: pip install "
+                f"{family[1]}"
             ) from exc
         raise EnvironmentIdError(
             f"no environment {request.env_id!r}; {_nearest(request.target, gym.registry)}"
@@ -284,7 +288,8 @@ def _from_module(request: Request) -> EnvGroup:
     if request.vectorization == "vector" or "num_envs" in inspect.signature(function).parameters:
         if request.max_episode_steps is not None:
             raise ConfigError(
-                f"env {request.env_id}: max_episode_steps={request.max_episode_steps} cannot be set on a vector "
+                f"env {request.env_id}: max_episode_steps={request.max_episode_steps} cannot be set on a "
+                "vector "
                 "environment made by a callable; give it as the callable's own argument"
             )
         return _vectorised(request, lambda: function(num_envs=request.num_slots, **request.kwargs))
@@ -304,7 +309,8 @@ def _import(request: Request, module_name: str) -> Any:
         missing = exc.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
             raise EnvironmentIdError(
-                f"env {request.env_id}: there is no module {missing!r} in {os.getcwd()} or on Python's path; expected "
+                f"env {request.env_id}: there is no module {missing!r} in {os.getcwd()} or on Python's "
+                "path; expected "
                 f"a Gymnasium id, module:callable, or one of the prefixes {', '.join(prefixes())}"
             ) from exc
         raise
@@ -334,7 +340,8 @@ def translated(request: Request) -> Iterator[None]:
         raise EnvironmentIdError(f"env {request.env_id}: {' '.join(str(exc).split())}") from exc
     except ModuleNotFoundError as exc:
         raise EnvironmentIdError(
-            f"env {request.env_id} needs the module {exc.name!r}, which is not installed; run: pip install {exc.name}"
+            f"env {request.env_id} needs the module {exc.name!r}, which is not installed; run: pip install "
+            f"{exc.name}"
         ) from exc
     except Exception as exc:  # whatever a user's constructor raises
         refused = re.search(r"unexpected keyword argument '(\w+)'", str(exc))

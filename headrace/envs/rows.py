@@ -1,7 +1,7 @@
 """Rows of single environments and batches of them: packing, unpacking, and the checks on what environments say.
 
-"Environment types" below are the dtypes and shapes of the environment's own spaces; "agent types" are those of
-``headrace.spaces``.
+"Environment types" below are the dtypes and shapes of the environment's own spaces; "agent types" are those
+of ``headrace.spaces``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -84,11 +84,14 @@ def env_batch(spec: Spec, action: PyTree, n: int) -> PyTree:
     """Actions ``[n, ...]`` in the environment's dtypes and shapes.
 
     Raises:
-        ValueError: a leaf of another batch size or shape.
+        ValueError: a leaf of another batch size or shape, or fractions for integers.
     """
 
     def convert(leaf: Leaf, value: Any) -> np.ndarray:
-        array = np.asarray(value, leaf.env_dtype)
+        array = np.asarray(value)
+        if array.dtype.kind == "f" and leaf.env_dtype.kind != "f":
+            raise ValueError(f"got an action of {array.dtype}; expected {leaf.env_dtype} as its space says")
+        array = array.astype(leaf.env_dtype, copy=False)
         if array.shape != (n, *env_shape(leaf)):
             raise ValueError(
                 f"got an action of shape {array.shape}; expected {(n, *env_shape(leaf))} for {n} slots: "
@@ -116,8 +119,8 @@ def unstack(spec: Spec, batch: PyTree, n: int) -> list[Any]:
 def writer(spec: Spec, check_kind: bool, path: str = "observation") -> Write:
     """A function that writes observations into a batch in environment types.
 
-    Shapes are checked on every call (NumPy would broadcast a wrong one silently), the kind of number only with
-    ``check_kind``, which a group asks for on the first rows of a life.
+    Shapes are checked on every call (NumPy would broadcast a wrong one silently), the kind of number only
+    with ``check_kind``, which a group asks for on the first rows of a life.
 
     Raises:
         ValueError: (the function returned) names the leaf, what was got and what was expected.
@@ -188,7 +191,8 @@ def as_arrays(spec: Spec, observation: PyTree, n: int, name: str) -> PyTree:
         array = np.asarray(value)
         if array.shape != (n, *env_shape(leaf)):
             raise EnvironmentFailure(
-                f"env {name}: observations have shape {array.shape}; expected {(n, *env_shape(leaf))} as their space says"
+                f"env {name}: observations have shape {array.shape}; expected {(n, *env_shape(leaf))} as "
+                "their space says"
             )
         return array
 
@@ -246,7 +250,8 @@ def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
         raise ValueError(f"env {name}: got slot ids {slot_ids.tolist()}; expected 0 … {n - 1}")
     if answered[slot_ids].any() or np.bincount(slot_ids, minlength=n).max(initial=0) > 1:
         raise ValueError(
-            f"env {name}: got actions for slots {slot_ids.tolist()}, of which one came twice or was not received "
+            f"env {name}: got actions for slots {slot_ids.tolist()}, of which one came twice or was not "
+            "received "
             "since its last action; answer each received slot once"
         )
 
@@ -267,25 +272,25 @@ def check_values(
     Raises:
         EnvironmentFailure: names reward or observation, the value, the slot and the step.
     """
-    fine = np.abs(reward) <= _F32_MAX  # False for NaN too
-    if not fine.all():
-        k = int(np.argmin(fine))
-        raise EnvironmentFailure(
-            _bad_value(name, "reward", str(reward[k]), int(slot_ids[k]), int(steps[slot_ids[k]]))
-        )
+    # A sum of squares tells the usual case in one call; what it cannot tell is looked at closely.
+    if not float(np.vdot(reward, reward)) <= _F32_MAX**2:
+        fine = np.abs(reward) <= _F32_MAX  # False for NaN too
+        if not fine.all():
+            k = int(np.argmin(fine))
+            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps))
     for leaf, value in tree_leaves(spec, observation):
-        if isinstance(leaf, BoxSpec) and leaf.dtype.kind == "f" and not np.isfinite(value).all():
+        if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
             rows = np.isfinite(value).reshape(len(value), -1)
-            k = int(np.argmin(rows.all(axis=1)))
-            bad = str(value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))])
-            raise EnvironmentFailure(
-                _bad_value(name, "observation", bad, int(slot_ids[k]), int(steps[slot_ids[k]]))
-            )
+            if not rows.all():
+                k = int(np.argmin(rows.all(axis=1)))
+                bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
+                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps))
 
 
-def _bad_value(name: str, what: str, value: str, slot: int, step: int) -> str:
-    shown = "NaN" if value == "nan" else value
+def _bad_value(name: str, what: str, value: np.floating, slot: int, steps: np.ndarray) -> str:
+    shown = "NaN" if np.isnan(value) else str(value)
     return (
-        f"env {name} slot {slot} step {step}: the {what} is {shown}; expected a finite number of float32's range. "
+        f"env {name} slot {slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
+        "of float32's range. "
         "Mend it in the environment or replace it in a wrapper."
     )

@@ -1,8 +1,8 @@
 """Two-dimensional convolution whose gradients the CPU backend computes fast.
 
-XLA on the CPU runs a stride-1 convolution on a threaded path, and the transposed (dilated) ones that automatic
-differentiation makes of a strided one on a slow path. So both gradients are written as stride-1 convolutions. With
-stride s, fold each s × s patch of the input into channels (space to depth),
+XLA on the CPU runs a stride-1 convolution on a threaded path, and the transposed (dilated) ones that
+automatic differentiation makes of a strided one on a slow path. So both gradients are written as stride-1
+convolutions. With stride s, fold each s × s patch of the input into channels (space to depth),
 
     X[n, i, j, (u, v, c)] = x[n, s·i + u, s·j + v, c]
     W[a, b, (u, v, c), o] = w[s·a + u, s·b + v, c, o]        (0 where the index runs past the kernel)

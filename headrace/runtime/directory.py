@@ -36,8 +36,8 @@ MAY_CHANGE = (
 """Settings that may differ when a run is resumed; those that end with a dot stand for all below them."""
 
 
-def prepare(config: Config) -> tuple[Config, Path, bool]:
-    """Find or make the directory of a run.
+def find(config: Config) -> tuple[Config, Path, bool]:
+    """Find the directory of a run; nothing is made or changed yet (see ``claim``).
 
     Returns:
         The settings with ``run`` filled in, the directory, and whether it holds a run to be resumed.
@@ -51,8 +51,6 @@ def prepare(config: Config) -> tuple[Config, Path, bool]:
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; expected a directory for the run")
     if not path.is_dir() or not any(path.iterdir()):
-        path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "config.json", as_json(config))
         return config, path, False
     saved = read_config(path)
     if not config.resume:
@@ -62,19 +60,24 @@ def prepare(config: Config) -> tuple[Config, Path, bool]:
         raise ConfigError(
             f"{path} was made with other settings: {'; '.join(differences)}. Give it the same settings, or another directory"
         )
-    write_json(path / "config.json", as_json(config))
     return config, path, True
+
+
+def claim(config: Config, path: Path) -> None:
+    """Make the directory and write down the settings, once the parts of the run could be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be made ({error.strerror}); give another directory") from error
+    write_json(path / "config.json", as_json(config))
 
 
 def _fresh(name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
         path = Path("runs") / f"{name}-{stamp}{f'-{number}' if number else ''}"
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
+        if not path.exists():
+            return path
     raise RunDirectoryError("could not find a free name under runs/; give one with --run")
 
 

@@ -18,7 +18,7 @@ from headrace.metrics.panel import Panel
 from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime import snapshot
 from headrace.runtime.book import Book
-from headrace.runtime.directory import checkpoints, prepare, write_json
+from headrace.runtime.directory import checkpoints, claim, find, write_json
 from headrace.runtime.evaluate import Evaluation, Evaluator
 from headrace.runtime.parts import Parts, build
 from headrace.runtime.runner import Runner
@@ -131,7 +131,7 @@ def train(config: Config) -> dict[str, Any]:
         HeadraceError: what went wrong, in a line.
     """
     started = time.perf_counter()
-    config, path, resuming = prepare(config)
+    config, path, resuming = find(config)
     finished = _finished_summary(path, config) if resuming else None
     if finished is not None:
         return finished
@@ -161,12 +161,13 @@ def _finished_summary(path: Path, config: Config) -> dict[str, Any] | None:
 def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
     """Make the parts of a run and put them where the newest checkpoint has them."""
     notes: list[str] = []
-    checkpointer = stack.enter_context(checkpoints(path, config, warn=notes.append))
-    restored = checkpointer.restore() if resuming and checkpointer.steps() else None
+    restored = _newest_checkpoint(path, config, notes) if resuming else None
     state = snapshot.state_of(restored) if restored is not None else None
     threads = config.runtime == "threads"
     parts = build(config, threading.Condition() if threads else NoGuard(), state["lanes"] if state else None)
     stack.callback(parts.close)
+    claim(config, path)
+    checkpointer = stack.enter_context(checkpoints(path, config, warn=notes.append))
     writer = _writer(config, path, restored, state)
     stack.callback(writer.close)
     if restored is not None and state is not None:
@@ -188,6 +189,15 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
     next_lanes = state["next_lanes"] if state else None
     runner: Runner = ThreadsRunner(parts, next_lanes) if threads else SyncRunner(parts, next_lanes)
     return _Run(config, parts, runner, book, checkpointer, writer, evaluations)
+
+
+def _newest_checkpoint(path: Path, config: Config, notes: list[str]) -> Restored | None:
+    """None where the run was ended before its first checkpoint: it begins again."""
+    with checkpoints(path, config, warn=notes.append) as checkpointer:
+        if checkpointer.steps():
+            return checkpointer.restore()
+    notes.append("no checkpoint was written yet; the run begins again")
+    return None
 
 
 def _writer(config: Config, path: Path, restored: Restored | None, state: dict[str, Any] | None) -> MetricsWriter:

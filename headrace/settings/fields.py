@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headrace.settings.primitives import read_bool, read_int
+from headrace.settings.primitives import read_bool, read_int, read_json_object
 from headrace.errors import ConfigError
 
 C = TypeVar("C")
@@ -109,8 +109,8 @@ def _read_plain(value: Any, kind: Any, name: str) -> Any:
             pass
     if kind is str and isinstance(value, str):
         return value
-    if get_origin(kind) is dict and isinstance(value, Mapping):
-        return dict(value)
+    if get_origin(kind) is dict:
+        return dict(value) if isinstance(value, Mapping) else read_json_object(str(value), name)
     raise ConfigError(f"{name}: got {value!r}, expected {_spell(kind)}")
 
 

@@ -29,7 +29,7 @@ def read_int(value: str | float, name: str) -> int:
         ConfigError: not a whole number.
     """
     try:
-        return int(value)if isinstance(value, str) else _whole(value)
+        return int(value) if isinstance(value, str) else _whole(value)
     except ValueError:
         pass
     try:
@@ -44,22 +44,25 @@ def _whole(value: float) -> int:
     return int(value)
 
 
-def read_json_object(text: str) -> dict[str, Any]:
+def read_json_object(text: str, name: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ValueError: not JSON, or not an object.
+        ConfigError: not JSON, or not an object.
     """
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError(f"got {text!r}, expected a JSON object such as '{{\"gravity\": 9.8}}'")
+        raise ConfigError(f"{name}: got {text!r}, expected a JSON object such as '{{\"gravity\": 9.8}}'")
     return value
 
 
 JSON_OBJECT = PrimitiveConstructorSpec(
     nargs=1,
     metavar="JSON",
-    instance_from_str=lambda args: read_json_object(args[0]),
+    instance_from_str=lambda args: read_json_object(args[0], "JSON"),
     is_instance=lambda value: isinstance(value, dict),
     str_from_instance=lambda value: [json.dumps(value)],
 )

@@ -1,0 +1,133 @@
+"""The command line: ``headrace train | eval | list | bench``."""
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError, EnvironmentFailure, HeadraceError
+
+USAGE = """usage: headrace COMMAND …
+
+  train PRESET|AGENT   train an agent, or continue a run
+  eval RUN             greedy episodes of a run's policy
+  list                 agents, presets and environment prefixes
+  bench path           how near the path comes to the speed of its rooms alone
+
+`headrace COMMAND --help` tells more.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 done, 1 an error (one line on standard error), 2 wrong settings, 128+n on signal n."""
+    raise SystemExit(run(list(sys.argv[1:] if words is None else words)))
+
+
+def run(words: list[str]) -> int:
+    """Run a command; returns the exit status."""
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "eval": _eval,
+        "list": _list,
+        "bench": _bench,
+    }
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if words else 2
+    if words[0] == "--version":
+        from headrace import __version__
+
+        print(__version__)
+        return 0
+    logging.getLogger("absl").setLevel(logging.ERROR)  # libraries' remarks are not the user's
+    try:
+        if words[0] not in commands:
+            from headrace.settings.fields import nearest
+
+            raise ConfigError(f"unknown command {words[0]!r}{nearest(words[0], commands)} Known: {', '.join(commands)}")
+        return commands[words[0]](words[1:])
+    except HeadraceError as error:
+        print(f"headrace: error: {_one_line(error)}", file=sys.stderr)
+        if error.__cause__ is not None and isinstance(error, EnvironmentFailure):
+            traceback.print_exception(error.__cause__, file=sys.stderr)  # of the user's code
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _emit(result: Any, as_json: bool, text: str) -> None:
+    print(json.dumps(result) if as_json else text, flush=True)
+
+
+def _table(figures: dict[str, Any]) -> str:
+    width = max(map(len, figures))
+    return "\n".join(f"{name:<{width}}  {_number(value)}" for name, value in figures.items())
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _train(words: list[str]) -> int:
+    from headrace.cli.arguments import parse_train
+
+    arguments = parse_train(words)
+    from headrace.runtime.run import Stopped, train
+
+    try:
+        summary = train(arguments.config)
+    except Stopped as stopped:
+        print(f"headrace: {stopped}", file=sys.stderr)
+        _emit(stopped.summary, arguments.json, _table(stopped.summary))
+        return 128 + (stopped.signal_number or 0)
+    _emit(summary, arguments.json, _table(summary))
+    return 0
+
+
+def _eval(words: list[str]) -> int:
+    from headrace.cli.commands import Eval, parse
+    from headrace.runtime.policy import evaluate
+
+    arguments = parse(Eval, "headrace eval", words)
+    summary = evaluate(arguments.run, arguments.episodes, arguments.seed)
+    _emit(summary, arguments.json, _table(summary))
+    return 0
+
+
+def _list(words: list[str]) -> int:
+    from headrace.cli.commands import List, catalogue, parse
+
+    arguments = parse(List, "headrace list", words)
+    entries = catalogue()
+    text = "\n\n".join(
+        f"{kind}\n" + "\n".join(f"  {name:<18}{about}" for name, about in those.items())
+        for kind, those in entries.items()
+    )
+    _emit(entries, arguments.json, text)
+    return 0
+
+
+def _bench(words: list[str]) -> int:
+    from headrace.cli.commands import BenchPath, parse
+
+    if not words or words[0] != "path":
+        if words and words[0] in ("-h", "--help"):
+            print("usage: headrace bench path --preset NAME [--json]")
+            return 0
+        raise ConfigError(f"got bench {' '.join(words[:1]) or '(nothing)'}, expected: headrace bench path --preset NAME")
+    arguments = parse(BenchPath, "headrace bench path", words[1:])
+    from headrace.bench.path import bench_path, table
+
+    result = bench_path(arguments.preset, arguments.seconds)
+    _emit(result, arguments.json, table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    main()
