@@ -326,12 +326,12 @@ def test_state_continues_exactly(env_id, before):
     one, other = (make_group(env_id, 4, seeds(3)) for _ in range(2))
     rng = np.random.default_rng(1)
     for _ in range(before):
-        timestep, ids = one.recv(1.0)
+        _, ids = one.recv(1.0)
         one.send(np.stack([sample(one.spec.action, rng) for _ in ids]), ids)
     state = through_a_file(one.get_state())
     drive_elsewhere = np.random.default_rng(9)  # the other one's own past must not matter
     for _ in range(5):
-        timestep, ids = other.recv(1.0)
+        _, ids = other.recv(1.0)
         other.send(np.stack([sample(one.spec.action, drive_elsewhere) for _ in ids]), ids)
     assert other.set_state(state)
     np.testing.assert_array_equal(one.run_ids(), other.run_ids())

@@ -147,7 +147,7 @@ def test_a_vector_environment_of_another_size_is_refused(here, monkeypatch):
     module = types.ModuleType("sized")
     module.make = lambda num_envs: SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
     monkeypatch.setitem(sys.modules, "sized", module)
-    with pytest.raises(EnvironmentFailure, match="of 3 environments; expected .* of num_envs=2"):
+    with pytest.raises(EnvironmentFailure, match=r"of 3 environments; expected .* of num_envs=2"):
         make_group("sized:make", 2, seed_of)
 
 

@@ -20,7 +20,7 @@ def seed_of(slot, life):
 
 
 class Count(gym.Env):
-    """Counts its steps from a number drawn at reset; ends after ``length`` steps. All its memory is one buffer."""
+    """Counts its steps from a number drawn at reset; ends after ``length`` steps."""
 
     observation_space = Dict(
         {

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from headrace.envs import rows
+from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
 from headrace.errors import (
     ConfigError,
@@ -86,14 +86,16 @@ class EnvPoolGroup:
         if "stack_num" in known:
             settings.setdefault("stack_num", 1)
         self._task, self._settings = task, settings | {"num_threads": num_threads}
-        self._all, self._pool = np.arange(num_slots, dtype=np.int32), None
+        self._all = np.arange(num_slots, dtype=np.int32)
+        self._pool: Any = None
         self._open()
-        skip = self._pool.config.get("frame_skip", 1) if "stack_num" in known else 1
+        pool: Any = self._pool
+        skip = pool.config.get("frame_skip", 1) if "stack_num" in known else 1
         self._squeeze = False
-        space = self._space(self._pool.observation_space)
+        space = self._space(pool.observation_space)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            action = self._pool.action_space
+            action = pool.action_space
         if isinstance(action, dict | gym.spaces.Dict):
             raise UnsupportedSpaceError(
                 f"{self._name} takes several actions ({action}); expected one Box or Discrete."
@@ -105,7 +107,7 @@ class EnvPoolGroup:
             self._name,
         )
 
-    def _space(self, space: gym.Space) -> gym.Space:
+    def _space(self, space: Any) -> gym.Space:
         """The observation space, without the axis of a stack of one frame."""
         if self._settings.get("stack_num") == 1 and isinstance(space, gym.spaces.Box):
             self._squeeze = len(space.shape) == 3 and space.shape[0] == 1
@@ -132,7 +134,7 @@ class EnvPoolGroup:
                 f"env {self._name}: EnvPool could not make it with {self._settings}: {type(exc).__name__}: "
                 f"{exc}"
             ) from exc
-        self._pool: Any = pool
+        self._pool = pool
         self._steps, self._last = np.zeros(n, np.int64), np.ones(n, bool)
         self._sent, self._pending = np.zeros(n, bool), None
         pool.async_reset()
@@ -161,15 +163,15 @@ class EnvPoolGroup:
         self.limit_truncations += int(truncated.sum())
         spec = self.spec.observation
         value = rows.agent_batch(spec, observation[:, 0] if self._squeeze else observation, self._name)
-        rows.check_values(self._name, spec, value, reward, self._all, self._steps)
+        checks.check_values(self._name, spec, value, reward, self._all, self._steps)
         return TimeStep(value, reward, first, terminated, truncated), self._all.copy()
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
         """Answer slots; see ``EnvGroup.send``. With the last slot's answer the environments start."""
         slot_ids = np.asarray(slot_ids)
         batch = rows.env_batch(self.spec.action, action, len(slot_ids))
-        rows.check_ids(slot_ids, self._sent | self._running, self._name)
-        if not rows.in_order(slot_ids, self._all):
+        checks.check_ids(slot_ids, self._sent | self._running, self._name)
+        if not checks.in_order(slot_ids, self._all):
             pending = (
                 rows.zeros_env(self.spec.action, self.num_slots) if self._pending is None else self._pending
             )

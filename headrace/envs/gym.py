@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from headrace.envs import checks, rows
 from headrace.envs import gym_state as kept
-from headrace.envs import rows
 from headrace.envs.contract import EnvSpec
 from headrace.errors import ConfigError, EnvironmentFailure, WaitTimeoutError
 from headrace.spaces import from_gymnasium
@@ -164,7 +164,7 @@ class GymGroup:
             self.stepping = None
         self._slots.steps[slot_ids] += ~first
         value = rows.agent_batch(spec, observation, self._name)
-        rows.check_values(self._name, spec, value, reward, slot_ids, self._slots.steps)
+        checks.check_values(self._name, spec, value, reward, slot_ids, self._slots.steps)
         return TimeStep(value, reward.astype(np.float32), first, terminated, truncated)
 
     def _wake(self, slot: int, observation: PyTree, k: int) -> None:
@@ -190,8 +190,8 @@ class GymGroup:
         """
         spec, slots = self.spec.action, self._slots
         batch = rows.env_batch(spec, action, len(slot_ids))
-        if self._num_sent or self._num_held or not rows.in_order(slot_ids, self._all):
-            rows.check_ids(slot_ids, slots.sent | slots.held, self._name)
+        if self._num_sent or self._num_held or not checks.in_order(slot_ids, self._all):
+            checks.check_ids(slot_ids, slots.sent | slots.held, self._name)
             pending = rows.zeros_env(spec, self.num_slots) if slots.pending is None else slots.pending
             rows.put(spec, pending, slot_ids, batch)
             batch = pending
@@ -297,7 +297,7 @@ def _spec_of(env: gym.Env, name: str) -> EnvSpec:
 
 
 def frame_skip(env: gym.Env) -> int:
-    """Emulator frames a step of an Atari environment: the emulator's own times the preprocessing wrapper's; else 1."""
+    """Emulator frames a step: of Atari the emulator's own times the preprocessing wrapper's; else 1."""
     skip = getattr(env.unwrapped, "_frameskip", 1)
     frames = skip if isinstance(skip, int) else 1
     while isinstance(env, gym.Wrapper):

@@ -128,7 +128,7 @@ class ActionLog:
         return [pick(self._spec, action, slot) for action, mask in chosen if mask is None or mask[slot]]
 
     def replace(self, slot_actions: list[list[PyTree]], empty: PyTree) -> None:
-        """Start over with these episodes, aligned at their ends; ``empty`` is a batch ``[N, ...]`` of zeros."""
+        """Start over with these episodes, aligned at their ends; ``empty`` is a zero batch ``[N, ...]``."""
         longest = max((len(a) for a in slot_actions), default=0)
         self._entries, self._offset = [], 0
         for t in range(longest):

@@ -1,4 +1,4 @@
-"""A ``gymnasium.vector.VectorEnv`` behind the ``EnvGroup`` contract, in each of Gymnasium's three autoreset modes."""
+"""A ``gymnasium.vector.VectorEnv`` behind the contract, in each of Gymnasium's three autoreset modes."""
 
 import multiprocessing
 import warnings
@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from headrace.envs import rows
+from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
 from headrace.envs.gym import MAX_INFOS, frame_skip
 from headrace.errors import ConfigError, EnvironmentFailure, WaitTimeoutError
@@ -126,7 +126,9 @@ class VectorGroup:
         n, no = len(slot_ids), np.zeros(len(slot_ids), bool)
         self._waiting = np.zeros(self.num_slots, bool)
         self._sent[slot_ids] = False  # what was sent in answer to the last row is ignored
-        rows.check_values(self._name, self.spec.observation, observation, np.zeros(n), slot_ids, self._steps)
+        checks.check_values(
+            self._name, self.spec.observation, observation, np.zeros(n), slot_ids, self._steps
+        )
         return TimeStep(observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy()), slot_ids
 
     def _step(self, timeout_s: float) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -164,7 +166,7 @@ class VectorGroup:
         self._keep_infos(infos, terminated | truncated)
         self._sent = np.zeros(self.num_slots, bool)
         self._pending = rows.zeros_env(self.spec.action, self.num_slots)
-        rows.check_values(self._name, self.spec.observation, observation, reward, self._all, self._steps)
+        checks.check_values(self._name, self.spec.observation, observation, reward, self._all, self._steps)
         return TimeStep(observation, reward.astype(np.float32), first, terminated, truncated)
 
     def _with_final(self, observation: PyTree, infos: dict[str, Any]) -> PyTree:
@@ -206,7 +208,7 @@ class VectorGroup:
             self._infos.append((slot, rows.numbers(given)))
 
     def take_infos(self) -> list[tuple[int, dict[str, float]]]:
-        """``(slot, numbers in the info of a last row)`` since the last call, oldest first, at most ``MAX_INFOS``."""
+        """``(slot, numbers in the info of a last row)`` since the last call, at most ``MAX_INFOS``."""
         taken = list(self._infos)
         self._infos.clear()
         return taken
@@ -215,7 +217,7 @@ class VectorGroup:
         """Store the answers; see ``EnvGroup.send``. The environment steps when every slot has one."""
         slot_ids = np.asarray(slot_ids)
         batch = rows.env_batch(self.spec.action, action, len(slot_ids))
-        rows.check_ids(slot_ids, self._sent, self._name)
+        checks.check_ids(slot_ids, self._sent, self._name)
         rows.put(self.spec.action, self._pending, slot_ids, batch)
         self._sent[slot_ids] = True
 

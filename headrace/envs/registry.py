@@ -8,25 +8,20 @@
 was registered |
 """
 
-import contextlib
-import difflib
-import importlib
-import importlib.util
 import inspect
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import gymnasium as gym
 
+from headrace.envs import resolve
 from headrace.envs.contract import EnvGroup, EnvSpec
 from headrace.envs.envpool import EnvPoolGroup
 from headrace.envs.gym import GymGroup
 from headrace.envs.gym_vector import VectorGroup
-from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, HeadraceError
+from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError
 
 Vectorization: TypeAlias = Literal["single", "vector"]
 
@@ -61,18 +56,6 @@ class Request:
 Factory: TypeAlias = Callable[[Request], EnvGroup]
 
 _FACTORIES: dict[str, Factory] = {}
-
-# Packages whose import registers ids with Gymnasium: id's beginning -> (module, package on PyPI).
-_FAMILIES = {
-    "ALE/": ("ale_py", "ale-py"),
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "Fetch": ("gymnasium_robotics", "gymnasium-robotics"),
-    "Hand": ("gymnasium_robotics", "gymnasium-robotics"),
-    "highway-": ("highway_env", "highway-env"),
-    "parking-": ("highway_env", "highway-env"),
-    "dm_control/": ("shimmy", '"shimmy[dm-control]"'),
-}
 
 
 def register(prefix: str, factory: Factory) -> None:
@@ -162,10 +145,12 @@ def _vector(request: Request) -> EnvGroup:
     """Gymnasium ids as one vector environment: vector:CartPole-v1."""
 
     def make() -> gym.vector.VectorEnv:
-        limit = {} if request.max_episode_steps is None else {"max_episode_steps": request.max_episode_steps}
+        limit: dict[str, Any] = (
+            {} if request.max_episode_steps is None else {"max_episode_steps": request.max_episode_steps}
+        )
         return gym.make_vec(request.target, num_envs=request.num_slots, **limit, **request.kwargs)
 
-    return _vectorised(request, lambda: _by_id(request, make))
+    return _vectorised(request, lambda: resolve.by_id(request.env_id, request.target, make))
 
 
 def _envpool(request: Request) -> EnvGroup:
@@ -184,7 +169,7 @@ def _single(request: Request, make: Callable[[], Any]) -> EnvGroup:
     _no_threads(request)
 
     def checked() -> gym.Env:
-        with translated(request):
+        with resolve.translated(request.env_id, request.kwargs):
             env = make()
         if isinstance(env, gym.Env):
             return env
@@ -204,7 +189,7 @@ def _single(request: Request, make: Callable[[], Any]) -> EnvGroup:
 
 def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
     _no_threads(request)
-    with translated(request):
+    with resolve.translated(request.env_id, request.kwargs):
         env = make()
     if not isinstance(env, gym.vector.VectorEnv) or env.num_envs != request.num_slots:
         raise EnvironmentFailure(
@@ -238,47 +223,21 @@ def _make_by_id(request: Request) -> gym.Env:
             **request.kwargs,
         )
 
-    return _by_id(request, make)
-
-
-def _by_id(request: Request, make: Callable[[], Any]) -> Any:
-    family = next((v for k, v in _FAMILIES.items() if request.target.startswith(k)), None)
-    if family and importlib.util.find_spec(family[0]):
-        importlib.import_module(family[0])
-    try:
-        with _cwd_importable():
-            return make()
-    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as exc:
-        if family and not importlib.util.find_spec(family[0]):
-            raise EnvironmentIdError(
-                f"env {request.env_id} comes with a package that is not installed; run: pip install "
-                f"{family[1]}"
-            ) from exc
-        raise EnvironmentIdError(
-            f"no environment {request.env_id!r}; {_nearest(request.target, gym.registry)}"
-        ) from exc
-
-
-def _nearest(name: str, known: Any) -> str:
-    by_lower = {k.lower(): k for k in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
-    return (
-        f"nearest: {', '.join(by_lower[k] for k in near)}" if near else "`headrace list` names what there is"
-    )
+    return resolve.by_id(request.env_id, request.target, make)
 
 
 def _from_module(request: Request) -> EnvGroup:
     """``module:attribute``, or Gymnasium's ``module:Env-v0``."""
     module_name, _, attribute = request.target.partition(":")
-    with translated(request), _cwd_importable():
-        module = _import(request, module_name)
+    with resolve.translated(request.env_id, request.kwargs), resolve.cwd_importable():
+        module = resolve.import_module(request.env_id, module_name, prefixes())
     function = getattr(module, attribute, None)
     if function is None:
         if attribute not in gym.registry and not re.search(r"-v\d+$", attribute):
             names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             raise EnvironmentIdError(
                 f"module {module_name} has no {attribute!r} and registers no environment of that name; "
-                f"{_nearest(attribute, names + list(gym.registry))}"
+                f"{resolve.nearest(attribute, names + list(gym.registry))}"
             )
         return _gym(request)
     if not callable(function):
@@ -300,58 +259,6 @@ def _limited(env: Any, max_episode_steps: int | None) -> Any:
     if max_episode_steps is None or not isinstance(env, gym.Env):
         return env
     return gym.wrappers.TimeLimit(env, max_episode_steps)
-
-
-def _import(request: Request, module_name: str) -> Any:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        missing = exc.name or module_name
-        if module_name == missing or module_name.startswith(f"{missing}."):
-            raise EnvironmentIdError(
-                f"env {request.env_id}: there is no module {missing!r} in {os.getcwd()} or on Python's "
-                "path; expected "
-                f"a Gymnasium id, module:callable, or one of the prefixes {', '.join(prefixes())}"
-            ) from exc
-        raise
-
-
-@contextlib.contextmanager
-def _cwd_importable() -> Iterator[None]:
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
-
-
-@contextlib.contextmanager
-def translated(request: Request) -> Iterator[None]:
-    """Whatever making an environment raises, as an error a user can read in one line."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except gym.error.DependencyNotInstalled as exc:
-        raise EnvironmentIdError(f"env {request.env_id}: {' '.join(str(exc).split())}") from exc
-    except ModuleNotFoundError as exc:
-        raise EnvironmentIdError(
-            f"env {request.env_id} needs the module {exc.name!r}, which is not installed; run: pip install "
-            f"{exc.name}"
-        ) from exc
-    except Exception as exc:  # whatever a user's constructor raises
-        refused = re.search(r"unexpected keyword argument '(\w+)'", str(exc))
-        if isinstance(exc, TypeError) and refused and refused[1] in request.kwargs:
-            raise ConfigError(
-                f"env {request.env_id} takes no setting {refused[1]!r}; got {dict(request.kwargs)}"
-            ) from exc
-        raise EnvironmentFailure(
-            f"env {request.env_id}: making it raised {type(exc).__name__}: {' '.join(str(exc).split())}"
-        ) from exc
 
 
 for _prefix, _factory in {"gym": _gym, "vector": _vector, "envpool": _envpool}.items():

@@ -1,4 +1,4 @@
-"""Rows of single environments and batches of them: packing, unpacking, and the checks on what environments say.
+"""Rows of single environments and batches of them: packing and unpacking.
 
 "Environment types" below are the dtypes and shapes of the environment's own spaces; "agent types" are those
 of ``headrace.spaces``.
@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.errors import EnvironmentFailure
-from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
+from headrace.spaces import DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
 from headrace.types import PyTree, TimeStep
 
 Write: TypeAlias = Callable[[PyTree, int, Any], None]
 """``write(buffer [n, ...], k, observation)`` puts one observation into row k."""
-
-_F32_MAX = float(np.finfo(np.float32).max)
 
 
 def env_shape(leaf: Leaf) -> tuple[int, ...]:
@@ -103,8 +101,10 @@ def env_batch(spec: Spec, action: PyTree, n: int) -> PyTree:
 
 
 def unstack(spec: Spec, batch: PyTree, n: int) -> list[Any]:
-    """One value per row of ``batch [n, ...]``, as ``env.step`` takes it. Array rows are views of a copy:
-    an environment may write into its action."""
+    """One value per row of ``batch [n, ...]``, as ``env.step`` takes it.
+
+    Array rows are views of a copy: an environment may write into its action.
+    """
     if isinstance(spec, dict):
         columns = [unstack(spec[key], batch[key], n) for key in spec]
         return [dict(zip(spec, row, strict=True)) for row in zip(*columns, strict=True)] if spec else [{}] * n
@@ -212,7 +212,7 @@ def owned(spec: Spec, converted: PyTree, source: PyTree) -> PyTree:
 
 
 def merge(spec: Spec, last: TimeStep | None, timestep: TimeStep, slot_ids: np.ndarray) -> TimeStep:
-    """The last row of each of N slots, after the rows of ``slot_ids`` came. Sorted ids of all slots copy nothing."""
+    """The last row of each of N slots after the rows of ``slot_ids`` came; no copy where all did."""
     if last is None or len(slot_ids) == len(last.reward):
         return timestep
     merged = TimeStep(copied(spec, last.observation), *(np.copy(x) for x in last[1:5]))
@@ -225,72 +225,3 @@ def merge(spec: Spec, last: TimeStep | None, timestep: TimeStep, slot_ids: np.nd
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The entries of an ``info`` that are single numbers."""
     return {str(k): float(v) for k, v in info.items() if isinstance(v, int | float | np.number | np.bool_)}
-
-
-def in_order(slot_ids: np.ndarray, everyone: np.ndarray) -> bool:
-    """Whether ``slot_ids`` are 0 … N-1, given as ``everyone``; the usual case, found quickly."""
-    return slot_ids.dtype == everyone.dtype and slot_ids.tobytes() == everyone.tobytes()
-
-
-def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
-    """Refuse answers to slots that do not wait for one.
-
-    Args:
-        slot_ids: ``[b]``.
-        answered: bool ``[N]``, slots that have an action already or were not received.
-        name: the environment's id.
-
-    Raises:
-        ValueError: an id out of range, twice, or of a slot that does not wait.
-    """
-    n = len(answered)
-    if slot_ids.ndim != 1 or slot_ids.dtype.kind not in "iu" or len(slot_ids) > n:
-        raise ValueError(f"env {name}: got slot ids {slot_ids!r}; expected at most {n} integers")
-    if len(slot_ids) and (slot_ids.min() < 0 or slot_ids.max() >= n):
-        raise ValueError(f"env {name}: got slot ids {slot_ids.tolist()}; expected 0 … {n - 1}")
-    if answered[slot_ids].any() or np.bincount(slot_ids, minlength=n).max(initial=0) > 1:
-        raise ValueError(
-            f"env {name}: got actions for slots {slot_ids.tolist()}, of which one came twice or was not "
-            "received "
-            "since its last action; answer each received slot once"
-        )
-
-
-def check_values(
-    name: str, spec: Spec, observation: PyTree, reward: np.ndarray, slot_ids: np.ndarray, steps: np.ndarray
-) -> None:
-    """Refuse rewards and observations that would poison the learner.
-
-    Args:
-        name: the environment's id.
-        spec: spec of the observation.
-        observation: ``[b, ...]`` in agent types.
-        reward: ``[b]``, as the environment gave it.
-        slot_ids: ``[b]``.
-        steps: ``[N]``, how many steps each slot has made in this life, this one included.
-
-    Raises:
-        EnvironmentFailure: names reward or observation, the value, the slot and the step.
-    """
-    # A sum of squares tells the usual case in one call; what it cannot tell is looked at closely.
-    if not float(np.vdot(reward, reward)) <= _F32_MAX**2:
-        fine = np.abs(reward) <= _F32_MAX  # False for NaN too
-        if not fine.all():
-            k = int(np.argmin(fine))
-            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps))
-    for leaf, value in tree_leaves(spec, observation):
-        if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
-            rows = np.isfinite(value).reshape(len(value), -1)
-            if not rows.all():
-                k = int(np.argmin(rows.all(axis=1)))
-                bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
-                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps))
-
-
-def _bad_value(name: str, what: str, value: np.floating, slot: int, steps: np.ndarray) -> str:
-    shown = "NaN" if np.isnan(value) else str(value)
-    return (
-        f"env {name} slot {slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
-        "of float32's range. "
-        "Mend it in the environment or replace it in a wrapper."
-    )

@@ -1,0 +1,79 @@
+"""Checks on what environments say and on what they are answered."""
+
+import numpy as np
+
+from headrace.envs.rows import tree_leaves
+from headrace.errors import EnvironmentFailure
+from headrace.spaces import Spec
+from headrace.types import PyTree
+
+_F32_MAX = float(np.finfo(np.float32).max)
+
+
+def in_order(slot_ids: np.ndarray, everyone: np.ndarray) -> bool:
+    """Whether ``slot_ids`` are 0 … N-1, given as ``everyone``; the usual case, found quickly."""
+    return slot_ids.dtype == everyone.dtype and slot_ids.tobytes() == everyone.tobytes()
+
+
+def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
+    """Refuse answers to slots that do not wait for one.
+
+    Args:
+        slot_ids: ``[b]``.
+        answered: bool ``[N]``, slots that have an action already or were not received.
+        name: the environment's id.
+
+    Raises:
+        ValueError: an id out of range, twice, or of a slot that does not wait.
+    """
+    n = len(answered)
+    if slot_ids.ndim != 1 or slot_ids.dtype.kind not in "iu" or len(slot_ids) > n:
+        raise ValueError(f"env {name}: got slot ids {slot_ids!r}; expected at most {n} integers")
+    if len(slot_ids) and (slot_ids.min() < 0 or slot_ids.max() >= n):
+        raise ValueError(f"env {name}: got slot ids {slot_ids.tolist()}; expected 0 … {n - 1}")
+    if answered[slot_ids].any() or np.bincount(slot_ids, minlength=n).max(initial=0) > 1:
+        raise ValueError(
+            f"env {name}: got actions for slots {slot_ids.tolist()}, of which one came twice or was not "
+            "received "
+            "since its last action; answer each received slot once"
+        )
+
+
+def check_values(
+    name: str, spec: Spec, observation: PyTree, reward: np.ndarray, slot_ids: np.ndarray, steps: np.ndarray
+) -> None:
+    """Refuse rewards and observations that would poison the learner.
+
+    Args:
+        name: the environment's id.
+        spec: spec of the observation.
+        observation: ``[b, ...]`` in agent types.
+        reward: ``[b]``, as the environment gave it.
+        slot_ids: ``[b]``.
+        steps: ``[N]``, how many steps each slot has made in this life, this one included.
+
+    Raises:
+        EnvironmentFailure: names reward or observation, the value, the slot and the step.
+    """
+    # A sum of squares tells the usual case in one call; what it cannot tell is looked at closely.
+    if not float(np.vdot(reward, reward)) <= _F32_MAX**2:
+        fine = np.abs(reward) <= _F32_MAX  # False for NaN too
+        if not fine.all():
+            k = int(np.argmin(fine))
+            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps))
+    for leaf, value in tree_leaves(spec, observation):
+        if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
+            rows = np.isfinite(value).reshape(len(value), -1)
+            if not rows.all():
+                k = int(np.argmin(rows.all(axis=1)))
+                bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
+                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps))
+
+
+def _bad_value(name: str, what: str, value: np.floating, slot: int, steps: np.ndarray) -> str:
+    shown = "NaN" if np.isnan(value) else str(value)
+    return (
+        f"env {name} slot {slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
+        "of float32's range. "
+        "Mend it in the environment or replace it in a wrapper."
+    )
