@@ -17,7 +17,7 @@ class UnsupportedSpaceError(HeadraceError, ValueError):
     """An observation or action space (named by its path) that the system cannot carry."""
 
 
-class EnvironmentFailure(HeadraceError, RuntimeError):  # noqa: N818  a failure of theirs, not an error of ours
+class EnvironmentFailure(HeadraceError, RuntimeError):
     """A user's environment raised, or broke its own contract; names env, slot and step."""
 
 

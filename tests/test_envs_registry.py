@@ -70,11 +70,11 @@ def length_of_episode(group):
 
 
 def test_ids_of_each_form(here):
+    path = list(sys.path)
     assert isinstance(make_group("CartPole-v1", 2, seed_of), GymGroup)
     assert isinstance(make_group("gym:CartPole-v1", 2, seed_of), GymGroup)
     assert isinstance(make_group("CartPole-v1", 2, seed_of, vectorization="vector"), VectorGroup)
     assert isinstance(make_group("vector:CartPole-v1", 2, seed_of), VectorGroup)
-    path = list(sys.path)
     group = make_group(f"{here}:make_env", 2, seed_of, kwargs={"length": 0.7})
     assert isinstance(group, GymGroup) and group._bare[0].length == 0.7
     assert isinstance(make_group(f"{here}:make_vec", 2, seed_of), VectorGroup)

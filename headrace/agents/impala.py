@@ -260,13 +260,17 @@ def _terms(
     discount_t, valid = transition_masks(rows.timestep, config.discount)
     policy, value = out.policy[:-1], out.value[:-1]
     log_rho = dist.log_prob(policy, action) - dist.log_prob(behaviour, action)
-    clips = {
-        "lambda_": config.lambda_,
-        "clip_rho": config.clip_rho,
-        "clip_pg_rho": config.clip_pg_rho,
-        "clip_c": config.clip_c,
-    }
-    targets = jax.vmap(lambda *x: vtrace(*x, **clips), in_axes=1, out_axes=1)(
+
+    def one_stream(*x: Array) -> VTrace:
+        return vtrace(
+            *x,
+            lambda_=config.lambda_,
+            clip_rho=config.clip_rho,
+            clip_pg_rho=config.clip_pg_rho,
+            clip_c=config.clip_c,
+        )
+
+    targets = jax.vmap(one_stream, in_axes=1, out_axes=1)(
         *jax.lax.stop_gradient((value, out.value[1:], transform(rows.timestep.reward[1:]), discount_t, log_rho, valid))
     )
     return Terms(policy, behaviour, action, value, targets, valid * weight, entropy_cost)

@@ -1,0 +1,1 @@
+"""The command line: ``main`` and the reading of its words."""

@@ -49,8 +49,7 @@ def parse_train(words: Sequence[str]) -> Train:
     if file is not None:
         config = replace_fields(config, read_settings(Path(file), config))
     kinds = {**types_of(config), "json": bool, "config_file": str}
-    known = {name: kind for name, kind in kinds.items() if name != "preset"}
-    options = normalise(rest, known)
+    options = normalise(rest, {name: kind for name, kind in kinds.items() if name != "preset"})
     # Contradictions are found here, where they are one line; tyro would draw a box.
     replace_fields(config, {name: value for name, value in options.values.items() if name in types_of(config)})
     return tyro.cli(Train, prog=f"headrace train {words[0]}", default=Train(config), args=options.words)

@@ -61,7 +61,8 @@ class Evaluator:
                 self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
                 self._config.seed, Role.EVAL_ACTION,
             )  # fmt: skip
-            tracker, done = EpisodeTracker(num_envs), [[] for _ in range(num_envs)]  # type: list[list[Episode]]
+            tracker = EpisodeTracker(num_envs)
+            done: list[list[Episode]] = [[] for _ in range(num_envs)]
             while any(len(d) < q for d, q in zip(done, quota, strict=True)):
                 timestep, ids = group.recv(self._config.env.step_timeout_s)
                 tracker.update(timestep, ids)

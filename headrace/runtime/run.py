@@ -27,7 +27,7 @@ from headrace.runtime.sync import SyncRunner
 from headrace.runtime.threads import ThreadsRunner
 
 
-class Stopped(Exception):  # noqa: N818  not an error: somebody asked
+class Stopped(Exception):
     """The run was asked to leave before its end; it was checkpointed and can be resumed."""
 
     def __init__(self, signal_number: int | None, summary: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """What a runner is: an iterator of finished updates, and a way to hold everything still."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ class Finished(NamedTuple):
 class Runner(Protocol):
     """Drives the parts of a run; logging and checkpoints are its consumer's."""
 
-    def updates(self) -> Iterator[Finished]:
+    def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
         ...
 

@@ -90,7 +90,7 @@ def init_params_from(parts: Parts, reference: str) -> None:
     parts.newest.value = parts.learner.publish()
 
 
-class open_checkpoints:  # noqa: N801  a context manager, used like a function
+class open_checkpoints:  # a context manager, used like a function
     """``with open_checkpoints(run) as (config, checkpointer)``: another run's, for reading only."""
 
     def __init__(self, path: Path) -> None:

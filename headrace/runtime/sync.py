@@ -1,6 +1,6 @@
 """One thread, a fixed order: the specification. The same seed gives the same run, bit for bit."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from headrace.errors import HeadraceError
@@ -17,7 +17,7 @@ class SyncRunner:
         self._parts = parts
         self._driver = Driver(parts.lanes, next_lanes[0] if next_lanes and len(next_lanes) == 1 else 0)
 
-    def updates(self) -> Iterator[Finished]:
+    def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
         parts, learned = self._parts, True
         while not parts.collected:

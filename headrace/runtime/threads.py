@@ -7,8 +7,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 
@@ -50,7 +51,7 @@ class ThreadsRunner:
         self._staging = parts.config.learner.staging > 0
         self._threads: list[threading.Thread] = []
 
-    def updates(self) -> Iterator[Finished]:
+    def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
         interval = _set_switch_interval(SWITCH_INTERVAL_S)
         try:
@@ -86,7 +87,7 @@ class ThreadsRunner:
 
     def _start(self) -> None:
         for index, driver in enumerate(self._drivers):
-            self._spawn(f"actor-{index}", lambda name, d=driver: self._act(name, d))
+            self._spawn(f"actor-{index}", partial(self._act, driver))
         self._collecting = {t.name for t in self._threads}
         if self._staging:
             self._spawn("stage", self._stage)
@@ -193,7 +194,7 @@ class ThreadsRunner:
 
     # On the other threads.
 
-    def _act(self, name: str, driver: Driver) -> None:
+    def _act(self, driver: Driver, name: str) -> None:
         while not self._quit and not self._parts.collected:
             if self._pause:
                 driver.settle()

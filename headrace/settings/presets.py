@@ -1,12 +1,11 @@
 """Presets: complete settings by name. An agent's name is its default preset."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.agents.impala import ImpalaConfig
 from headrace.agents.optim import OptimizerConfig
-from headrace.settings.config import CheckpointConfig, Config, EnvConfig, ExperienceConfig, LogConfig
+from headrace.settings.config import Config, EnvConfig, LogConfig
 from headrace.settings.fields import nearest, replace_fields
 from headrace.errors import ConfigError
 from headrace.networks.actor_critic import NetworkConfig
@@ -25,19 +24,22 @@ def _impala() -> Config:
 
 def _cartpole() -> Config:
     agent = ImpalaConfig(
+        batch_size=16,
         lambda_=0.95,
         entropy_cost=0.01,
-        optimizer=OptimizerConfig(learning_rate=5e-3, eps=1e-5, max_grad_norm=1.0),
+        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-5),
+        network=NetworkConfig(separate_value=True),
     )
     return Config(preset="cartpole", total_steps=400_000, agent=agent)
 
 
 def _cartpole_memory() -> Config:
     agent = ImpalaConfig(
+        batch_size=16,
         lambda_=0.95,
         entropy_cost=0.01,
-        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-5, max_grad_norm=1.0),
-        network=NetworkConfig(core="lstm", core_size=64),
+        optimizer=OptimizerConfig(learning_rate=2e-3, eps=1e-5),
+        network=NetworkConfig(core="lstm", core_size=64, separate_value=True),
     )
     env = EnvConfig(id="headrace.envs.memory:make_cartpole_without_velocities")
     return Config(preset="cartpole-memory", total_steps=1_000_000, agent=agent, env=env)
