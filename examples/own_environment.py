@@ -3,10 +3,11 @@
     python examples/own_environment.py            # about half a minute on two cores
     python examples/own_environment.py --total-steps 300000
 
-An environment is an ordinary ``gymnasium.Env``; nothing of it is registered, and it does not know headrace. The setting
-``env.id`` names a function that makes one, as ``module:function``. The module must be importable by its name: Python puts the
-folder of a script on its path, so that here the name is ``own_environment``, wherever the script is started from. The
-command line looks in the working directory, so in this folder the same run is
+An environment is an ordinary ``gymnasium.Env``; nothing of it is registered, and it does not know headrace.
+The setting ``env.id`` names a function that makes one, as ``module:function``. The module must be
+importable by its name: Python puts the folder of a script on its path, so that here the name is
+``own_environment``, wherever the script is started from. The command line looks in the working directory,
+so in this folder the same run is
 
     headrace train impala --env.id own_environment:make --env.kwargs '{"size": 9}'
 """
@@ -31,16 +32,16 @@ class LampRoom(gym.Env):
     def __init__(self, size: int = 9, patience: int = 50) -> None:
         """Make a room of ``size`` by ``size`` tiles."""
         self.size, self.patience = size, patience
-        # Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary will do. Numbers reach the network as
-        # they are, so keep them near 1.
+        # Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary will do. Numbers
+        # reach the network as they are, so keep them near 1.
         place = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
         self.observation_space = gym.spaces.Dict({"me": place, "lamp": place})
         self.action_space = gym.spaces.Discrete(len(MOVES))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Put the walker and the lamp somewhere."""
-        # This seeds ``self.np_random``. All randomness should come from it: then runs repeat, and a resumed run finds its rooms as
-        # it left them.
+        # This seeds ``self.np_random``. All randomness should come from it: then runs repeat, and a resumed
+        # run finds its rooms as it left them.
         super().reset(seed=seed)
         self.me, self.lamp = self.np_random.integers(self.size, size=(2, 2))
         while (self.me == self.lamp).all():
@@ -52,8 +53,9 @@ class LampRoom(gym.Env):
         """Walk one tile; walls hold."""
         self.me = np.clip(self.me + MOVES[action], 0, self.size - 1)
         self.steps += 1
-        # The difference matters. At the lamp the task is over: nothing follows, its value is 0. When patience runs out the task would
-        # go on, only nobody watches: the learner takes its own estimate of what would have come.
+        # The difference matters. At the lamp the task is over: nothing follows, its value is 0. When
+        # patience runs out the task would go on, only nobody watches: the learner takes its own estimate of
+        # what would have come.
         terminated = bool((self.me == self.lamp).all())
         truncated = self.steps >= self.patience
         return self._see(), -1.0, terminated, truncated, {}
@@ -108,6 +110,8 @@ def shortest(size: int = 9) -> float:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--total-steps", type=int, default=100_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--total-steps", type=int, default=150_000)
     main(parser.parse_args().total_steps)

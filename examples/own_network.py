@@ -2,22 +2,23 @@
 
     python examples/own_network.py                # about half a minute on two cores
 
-The task is the lamp room of ``own_environment.py``. The built-in network is a perceptron over everything the walker sees. Ours
-takes the difference of the two places first, so what it learns in one corner holds in every other. Both train for
-the same steps, few enough that it shows.
+The task is the lamp room of ``own_environment.py``. The built-in network is a perceptron over everything
+the walker sees. Ours takes the difference of the two places first, so what it learns in one corner holds in
+every other. Both train for the same steps, few enough that it shows.
 
-The setting ``build_agent`` names a function ``module:function`` that makes the agent from its settings and from the spec of the
-environment; it is found as the environment is (see there). The run's directory keeps the name, so that
-``headrace.evaluate``, ``headrace.load`` and ``headrace eval`` find the network again.
+The setting ``build_agent`` names a function ``module:function`` that makes the agent from its settings and
+from the spec of the environment; it is found as the environment is (see there). The run's directory keeps
+the name, so that ``headrace.evaluate``, ``headrace.load`` and ``headrace eval`` find the network again.
 """
 
 import argparse
 import tempfile
 from typing import Any
 
-import headrace
 import jax.numpy as jnp
 from flax import nnx
+
+import headrace
 from headrace.agents.agent import Agent
 from headrace.agents.impala import ImpalaConfig, impala
 from headrace.envs.contract import EnvSpec
@@ -30,7 +31,9 @@ class WayToTheLamp(nnx.Module):
 
     def __init__(self, policy_size: int, rngs: nnx.Rngs) -> None:
         """Make the layers; ``policy_size`` is how many numbers the policy's distribution has."""
-        self.body = MLP(2, (64, 64), rngs)
+        # A body each: values here are tens, and their errors would drown what the policy learns in a shared
+        # one.
+        self.for_policy, self.for_value = MLP(2, (64, 64), rngs), MLP(2, (64, 64), rngs)
         # A near-zero last layer: the fresh policy tries every move alike.
         self.policy = nnx.Linear(64, policy_size, kernel_init=nnx.initializers.normal(0.01), rngs=rngs)
         self.value = nnx.Linear(64, 1, rngs=rngs)
@@ -38,8 +41,8 @@ class WayToTheLamp(nnx.Module):
     def __call__(self, x: Input) -> ActorCriticOutput:
         """``x.observation`` is what the environment gives, with one leading axis of rows."""
         way = x.observation["lamp"] - x.observation["me"]
-        features = self.body(way)
-        return ActorCriticOutput(self.policy(features), jnp.squeeze(self.value(features), -1))
+        policy, value = self.policy(self.for_policy(way)), self.value(self.for_value(way))
+        return ActorCriticOutput(policy, jnp.squeeze(value, -1))
 
 
 def build(config: ImpalaConfig, spec: EnvSpec) -> Agent:
@@ -72,6 +75,8 @@ def main(total_steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--total-steps", type=int, default=40_000)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--total-steps", type=int, default=60_000)
     main(parser.parse_args().total_steps)

@@ -40,7 +40,13 @@ def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
 
 
 def check_values(
-    name: str, spec: Spec, observation: PyTree, reward: np.ndarray, slot_ids: np.ndarray, steps: np.ndarray
+    name: str,
+    spec: Spec,
+    observation: PyTree,
+    reward: np.ndarray,
+    slot_ids: np.ndarray,
+    steps: np.ndarray,
+    first_slot: int = 0,
 ) -> None:
     """Refuse rewards and observations that would poison the learner.
 
@@ -51,6 +57,7 @@ def check_values(
         reward: ``[b]``, as the environment gave it.
         slot_ids: ``[b]``.
         steps: ``[N]``, how many steps each slot has made in this life, this one included.
+        first_slot: global id of the group's slot 0, for messages.
 
     Raises:
         EnvironmentFailure: names reward or observation, the value, the slot and the step.
@@ -60,20 +67,22 @@ def check_values(
         fine = np.abs(reward) <= _F32_MAX  # False for NaN too
         if not fine.all():
             k = int(np.argmin(fine))
-            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps))
+            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps, first_slot))
     for leaf, value in tree_leaves(spec, observation):
         if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
             rows = np.isfinite(value).reshape(len(value), -1)
             if not rows.all():
                 k = int(np.argmin(rows.all(axis=1)))
                 bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
-                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps))
+                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps, first_slot))
 
 
-def _bad_value(name: str, what: str, value: np.floating, slot: int, steps: np.ndarray) -> str:
+def _bad_value(
+    name: str, what: str, value: np.floating, slot: int, steps: np.ndarray, first_slot: int
+) -> str:
     shown = "NaN" if np.isnan(value) else str(value)
     return (
-        f"env {name} slot {slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
+        f"env {name} slot {first_slot + slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
         "of float32's range. "
         "Mend it in the environment or replace it in a wrapper."
     )

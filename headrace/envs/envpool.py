@@ -61,6 +61,7 @@ class EnvPoolGroup:
         kwargs: Mapping[str, Any] | None = None,
         max_episode_steps: int | None = None,
         num_threads: int = 0,
+        first_slot: int = 0,
     ) -> None:
         """Make the pool and start its resets.
 
@@ -71,12 +72,14 @@ class EnvPoolGroup:
             kwargs: EnvPool's own settings for the task.
             max_episode_steps: the time limit in agent steps; None leaves EnvPool's.
             num_threads: EnvPool's threads; 0 lets it choose.
+            first_slot: global id of slot 0, for messages.
 
         Raises:
             EnvironmentIdError: EnvPool is not installed or has no such task.
             ConfigError: a setting the task does not take, or one that is set elsewhere.
         """
         self.num_slots, self.limit_truncations = num_slots, 0
+        self._first_slot = first_slot
         self._name, self._seed_of, self._life = f"envpool:{task}", seed_of, 0
         settings = dict(kwargs or {})
         if max_episode_steps is not None:
@@ -163,7 +166,7 @@ class EnvPoolGroup:
         self.limit_truncations += int(truncated.sum())
         spec = self.spec.observation
         value = rows.agent_batch(spec, observation[:, 0] if self._squeeze else observation, self._name)
-        checks.check_values(self._name, spec, value, reward, self._all, self._steps)
+        checks.check_values(self._name, spec, value, reward, self._all, self._steps, self._first_slot)
         return TimeStep(value, reward, first, terminated, truncated), self._all.copy()
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:

@@ -46,6 +46,7 @@ class GymGroup:
         *,
         name: str,
         step_timeout_s: float = 60.0,
+        first_slot: int = 0,
     ) -> None:
         """Make and reset the environments.
 
@@ -55,6 +56,7 @@ class GymGroup:
             seed_of: ``(slot in group, life) -> seed`` of the first reset of a life.
             name: the id, for messages.
             step_timeout_s: see the class.
+            first_slot: global id of slot 0, for messages.
 
         Raises:
             EnvironmentFailure: an environment could not be made or reset, or differs from the first.
@@ -64,7 +66,7 @@ class GymGroup:
             raise ConfigError(f"got num_slots={num_slots}; a group needs at least 1 slot")
         self.num_slots, self.step_timeout_s = num_slots, step_timeout_s
         self.stepping: tuple[int, float] | None = None
-        self._name, self._seed_of = name, seed_of
+        self._name, self._seed_of, self._first_slot = name, seed_of, first_slot
         self._envs: list[gym.Env] = []
         try:
             for _ in range(num_slots):
@@ -80,7 +82,7 @@ class GymGroup:
         for slot, env in enumerate(envs):
             if _spec_of(env, name) != self.spec:
                 raise EnvironmentFailure(
-                    f"env {name} slot {slot}: its spaces differ from slot 0's; expected one space a group"
+                    f"env {name} slot {self._first_slot + slot}: its spaces differ from slot 0's; expected one space a group"
                 )
         self._bare, self._steps_of = [env.unwrapped for env in envs], [env.step for env in envs]
         self._checked = rows.writer(self.spec.observation, check_kind=True)
@@ -164,7 +166,7 @@ class GymGroup:
             self.stepping = None
         self._slots.steps[slot_ids] += ~first
         value = rows.agent_batch(spec, observation, self._name)
-        checks.check_values(self._name, spec, value, reward, slot_ids, self._slots.steps)
+        checks.check_values(self._name, spec, value, reward, slot_ids, self._slots.steps, self._first_slot)
         return TimeStep(value, reward.astype(np.float32), first, terminated, truncated)
 
     def _wake(self, slot: int, observation: PyTree, k: int) -> None:
@@ -179,7 +181,7 @@ class GymGroup:
     def _failure(self, slot: int, doing: str, exc: Exception) -> EnvironmentFailure:
         step = int(self._slots.steps[slot]) + (doing == "step")
         return EnvironmentFailure(
-            f"env {self._name} slot {slot} step {step}: {doing}() raised {type(exc).__name__}: {exc}"
+            f"env {self._name} slot {self._first_slot + slot} step {step}: {doing}() raised {type(exc).__name__}: {exc}"
         )
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
@@ -253,7 +255,7 @@ class GymGroup:
         except (
             Exception
         ) as exc:  # what cannot be replayed may raise anything; it is no worse than a difference
-            said = f"env {self._name} slot {slot}: replaying raised {type(exc).__name__}: {exc}"
+            said = f"env {self._name} slot {self._first_slot + slot}: replaying raised {type(exc).__name__}: {exc}"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
             return False
         finally:
@@ -283,7 +285,7 @@ class GymGroup:
                 env.close()
             except Exception as exc:  # closing goes on with the others
                 warnings.warn(
-                    f"env {self._name} slot {slot}: close() raised {exc!r}", RuntimeWarning, stacklevel=2
+                    f"env {self._name} slot {self._first_slot + slot}: close() raised {exc!r}", RuntimeWarning, stacklevel=2
                 )
 
 

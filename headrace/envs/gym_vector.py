@@ -32,13 +32,16 @@ class VectorGroup:
     asynchronously (``step_async``); a synchronous one cannot be interrupted. Its state cannot be had.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv, seed_of: Callable[[int, int], int], *, name: str) -> None:
+    def __init__(
+        self, env: gym.vector.VectorEnv, seed_of: Callable[[int, int], int], *, name: str, first_slot: int = 0
+    ) -> None:
         """Take over ``env`` (closed with the group) and reset it.
 
         Args:
             env: the vector environment.
             seed_of: ``(slot, life) -> seed``.
             name: the id, for messages.
+            first_slot: global id of slot 0, for messages.
 
         Raises:
             ConfigError: ``env.metadata`` does not say how it resets.
@@ -54,6 +57,7 @@ class VectorGroup:
                 "Set it in the vector environment's metadata to say when it resets an ended sub-environment."
             ) from exc
         self._env, self._name, self._seed_of, self._closed = env, name, seed_of, False
+        self._first_slot = first_slot
         self.num_slots = n = env.num_envs
         subs = getattr(env.unwrapped, "envs", None)
         self.spec = EnvSpec(
@@ -127,7 +131,7 @@ class VectorGroup:
         self._waiting = np.zeros(self.num_slots, bool)
         self._sent[slot_ids] = False  # what was sent in answer to the last row is ignored
         checks.check_values(
-            self._name, self.spec.observation, observation, np.zeros(n), slot_ids, self._steps
+            self._name, self.spec.observation, observation, np.zeros(n), slot_ids, self._steps, self._first_slot
         )
         return TimeStep(observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy()), slot_ids
 
@@ -166,7 +170,7 @@ class VectorGroup:
         self._keep_infos(infos, terminated | truncated)
         self._sent = np.zeros(self.num_slots, bool)
         self._pending = rows.zeros_env(self.spec.action, self.num_slots)
-        checks.check_values(self._name, self.spec.observation, observation, reward, self._all, self._steps)
+        checks.check_values(self._name, self.spec.observation, observation, reward, self._all, self._steps, self._first_slot)
         return TimeStep(observation, reward.astype(np.float32), first, terminated, truncated)
 
     def _with_final(self, observation: PyTree, infos: dict[str, Any]) -> PyTree:
@@ -175,7 +179,7 @@ class VectorGroup:
         missing = self._ended & ~np.asarray(given, bool)
         if missing.any():
             raise EnvironmentFailure(
-                f"env {self._name} slot {int(np.argmax(missing))} step "
+                f"env {self._name} slot {self._first_slot + int(np.argmax(missing))} step "
                 f"{int(self._steps[np.argmax(missing)])}: ended "
                 "with same-step autoreset, but infos['final_obs'] and its mask infos['_final_obs'] do not "
                 "hold it; "

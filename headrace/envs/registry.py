@@ -40,6 +40,7 @@ class Request:
         step_timeout_s: how long one step may take, in seconds.
         max_episode_steps: a time limit in agent steps in place of the environment's; None leaves it.
         num_threads: threads of an environment that has its own; 0 lets it choose.
+        first_slot: global id of the group's slot 0, for messages.
     """
 
     env_id: str
@@ -51,6 +52,7 @@ class Request:
     step_timeout_s: float = 60.0
     max_episode_steps: int | None = None
     num_threads: int = 0
+    first_slot: int = 0
 
 
 Factory: TypeAlias = Callable[[Request], EnvGroup]
@@ -86,6 +88,7 @@ def make_group(
     step_timeout_s: float = 60.0,
     max_episode_steps: int | None = None,
     num_threads: int = 0,
+    first_slot: int = 0,
 ) -> EnvGroup:
     """Make a group of ``num_slots`` environments; arguments as in ``Request``.
 
@@ -118,6 +121,7 @@ def make_group(
         step_timeout_s,
         max_episode_steps,
         num_threads,
+        first_slot,
     )
     prefix, colon, rest = env_id.partition(":")
     if colon and prefix in _FACTORIES:
@@ -162,6 +166,7 @@ def _envpool(request: Request) -> EnvGroup:
         kwargs=request.kwargs,
         max_episode_steps=request.max_episode_steps,
         num_threads=request.num_threads,
+        first_slot=request.first_slot,
     )
 
 
@@ -184,6 +189,7 @@ def _single(request: Request, make: Callable[[], Any]) -> EnvGroup:
         request.seed_of,
         name=request.env_id,
         step_timeout_s=request.step_timeout_s,
+        first_slot=request.first_slot,
     )
 
 
@@ -198,7 +204,7 @@ def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
             f"expected a gymnasium.vector.VectorEnv of num_envs={request.num_slots}"
         )
     try:
-        return VectorGroup(env, request.seed_of, name=request.env_id)
+        return VectorGroup(env, request.seed_of, name=request.env_id, first_slot=request.first_slot)
     except BaseException:
         env.close()
         raise

@@ -42,11 +42,16 @@ class QueueLimits(NamedTuple):
         return min((self.max_lag + 1) * self.batch_size, self.capacity + self.batch_size)
 
 
-def check_limits(limits: QueueLimits, group_size: int) -> None:
+def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> None:
     """Refuse bounds under which collecting and learning would wait for each other for ever.
 
-    Groups begin ``group_size`` ranges at a time, and the learner needs ``batch_size`` complete ones: the groups that may run at
-    once must be able to fill a batch beside what an earlier batch left over.
+    Groups begin ``group_size`` ranges at a time, and the learner needs ``batch_size`` complete ones. Where those in flight are
+    complete but for ``unfinished``, and too few for a batch, a group must have leave to begin.
+
+    Args:
+        limits: the bounds.
+        group_size: slots of an env group, which begin their ranges together.
+        unfinished: ranges that overlap the next one of their slot, and so are in flight while the slot waits for leave.
 
     Raises:
         ConfigError: with the reason and what to change.
@@ -55,13 +60,19 @@ def check_limits(limits: QueueLimits, group_size: int) -> None:
         raise ConfigError(
             f"{limits}: expected batch_size >= 1, capacity >= batch_size, max_lag >= 0 and max_reuse >= 1"
         )
-    left_over = 0 if limits.batch_size % group_size == 0 else limits.batch_size - 1
-    running = (limits.permits - left_over) // group_size * group_size
-    if limits.on_full == "wait" and running + left_over < limits.batch_size:
+    if limits.max_reuse > limits.max_lag + 1:
         raise ConfigError(
-            f"max_lag {limits.max_lag} with batches of {limits.batch_size} trajectories lets {limits.permits} be in flight, too "
-            f"few for env groups of {group_size} slots to fill a batch; raise max_lag, or make batch_size a multiple of "
-            f"the group size (env.num_envs / env.groups)"
+            f"max_reuse {limits.max_reuse} with max_lag {limits.max_lag}: each use is at least one update after the one before, "
+            f"so the last would be dropped; raise experience.max_lag to {limits.max_reuse - 1} or lower experience.max_reuse"
+        )
+    too_few = limits.batch_size - (group_size if limits.batch_size % group_size == 0 else 1)
+    needed = unfinished + too_few + group_size
+    if limits.on_full == "wait" and needed > limits.permits:
+        raise ConfigError(
+            f"max_lag {limits.max_lag} and capacity {limits.capacity} with batches of {limits.batch_size} trajectories let "
+            f"{limits.permits} be in flight; env groups of {group_size} slots need {needed}"
+            f"{f' ({unfinished} overlap the next one of their slot)' if unfinished else ''} to fill a batch; raise "
+            f"experience.max_lag, or make batch_size a multiple of the group size (env.num_envs / env.groups)"
         )
 
 

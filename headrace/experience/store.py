@@ -63,7 +63,7 @@ class Range(NamedTuple):
         item_id: never repeats in a run.
         slot: global slot id.
         start: absolute number of its row 0 in the slot.
-        number: counts the ranges begun in the slot.
+        number: counts the complete ranges of the slot.
         version: oldest params version among its trained rows.
     """
 
@@ -104,14 +104,18 @@ class Store:
             ranges_per_slot: ranges of one slot, the one being collected included, that must fit at once.
         """
         self.layout, self.num_slots = layout, num_slots
-        self.capacity = (ranges_per_slot - 1) * layout.stride + layout.length + 1 + layout.lookback
+        # One row more, as a new life may begin right after the last row that a range has leave for.
+        self.capacity = (ranges_per_slot - 1) * layout.stride + layout.length + 2 + layout.lookback
         self._ring: Row = jax.tree.map(lambda x: _blank(x, self.capacity, num_slots), row)
         self._timestep = jax.tree.leaves(self._ring.timestep)
         self._answer = jax.tree.leaves((self._ring.action, self._ring.extras))
         self._carry = jax.tree.map(lambda x: _blank(x, ranges_per_slot + 1, num_slots), carry)
         self._cursor = np.zeros(num_slots, np.int64)  # absolute number of the row observed next
         self._life_start = np.zeros(num_slots, np.int64)
-        self._life_number = np.zeros(num_slots, np.int64)  # ranges begun before this life
+        # Complete ranges before this life. Those cut off do not count: kept carries lie by number, so that short
+        # lives would soon come round to the carry of a range still held.
+        self._life_number = np.zeros(num_slots, np.int64)
+        self._observed = np.zeros(num_slots, np.int64)  # 1 where the open row was observed
         self._run_id = np.zeros(num_slots, np.int64)
         self._held: list[list[int]] = [[] for _ in range(num_slots)]  # starts of complete, unreleased ranges
         self._next_item = np.zeros(num_slots, np.int64)
@@ -119,6 +123,7 @@ class Store:
     def observe(self, timestep: TimeStep, slot_ids: np.ndarray, run_ids: np.ndarray) -> Observed:
         """Write what slots said ``[b, ...]`` as their next row. A slot observed twice in turn must have acted between."""
         cut = self._begin_lives(slot_ids, run_ids)
+        self._observed[slot_ids] = 1
         cursor = self._cursor[slot_ids]
         position = cursor % self.capacity
         for ring, value in zip(self._timestep, jax.tree.leaves(timestep), strict=True):
@@ -142,6 +147,7 @@ class Store:
             ring[position, slot_ids] = value
         self._ring.version[position, slot_ids] = version
         self._cursor[slot_ids] += 1
+        self._observed[slot_ids] = 0
 
     def has_room(self, slot_ids: np.ndarray) -> bool:
         """Whether a range beginning at the open rows of ``slot_ids`` would overwrite no range still held."""
@@ -196,7 +202,8 @@ class Store:
             self._held[slot].append(start)
 
     def _per_slot(self) -> list[np.ndarray]:
-        return [self._cursor, self._life_start, self._life_number, self._run_id, self._next_item]
+        counters = [self._cursor, self._life_start, self._life_number, self._run_id, self._next_item]
+        return [*counters, self._observed]
 
     def _age(self, slot_ids: np.ndarray) -> np.ndarray:
         return self._cursor[slot_ids] - self._life_start[slot_ids]
@@ -207,11 +214,14 @@ class Store:
         if not changed.any():
             return 0
         slots = slot_ids[changed]
-        rows = self._age(slots)  # rows written in the life that ended
+        rows = self._age(slots)  # rows acted on in the life that ended
         stride, length = self.layout.stride, self.layout.length
         begun = -(-rows // stride)
-        done = np.maximum((rows - 1 - length) // stride + 1, 0)
-        self._life_number[slots] += begun
+        # A resumed run may find a row that was observed but not acted on: no range began there, but one may end with it.
+        ends = (self._observed[slots] > 0) & (rows >= length) & ((rows - length) % stride == 0)
+        done = np.maximum((rows - 1 - length) // stride + 1, 0) + ends
+        self._cursor[slots] += ends
+        self._life_number[slots] += done
         self._life_start[slots] = self._cursor[slots]
         self._run_id[slots] = run_ids[changed]
         return int((begun - done).sum())
@@ -236,7 +246,7 @@ class Store:
 
     def _crowded(self, slot: int) -> bool:
         held = self._held[slot]
-        last_row = int(self._cursor[slot]) + self.layout.length
+        last_row = int(self._cursor[slot]) + self.layout.length + 1
         return bool(held) and last_row - self.capacity >= min(held) - self.layout.lookback
 
     def _gather(self, tree: PyTree, start: np.ndarray, slot: np.ndarray, begin: int, end: int) -> PyTree:

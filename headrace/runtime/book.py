@@ -63,6 +63,7 @@ class Book:
         self.skipped = 0
         self.before = self.now = parts.learner.learned_steps
         self.eval_return: float | None = None
+        self._line_steps = -1  # steps at the last line
         self._started = self._reported = time.perf_counter()
         self._steps_at_start = self._steps_at_report = parts.steps
         self._updates_at_report = parts.learner.updates
@@ -93,9 +94,15 @@ class Book:
         """Whether the last update crossed a multiple of ``every`` learned steps."""
         return crossed(self.before, self.now, every)
 
+    @property
+    def behind(self) -> bool:
+        """Whether there is anything that the last line does not tell."""
+        return self._sums.count > 0 or self._parts.steps != self._line_steps
+
     def write_line(self) -> None:
         """Write what came since the last line."""
         parts = self._parts
+        self._line_steps = parts.steps
         metrics: dict[str, Any] = {
             "frames": parts.steps * parts.spec.frame_skip,
             "learned_steps": self.now,
@@ -148,6 +155,7 @@ class Book:
             "window": self.window.get_state(),
             "skipped": self.skipped,
             "eval_return": self.eval_return,
+            "line_steps": self._line_steps,
             "offset": self._writer.offset(),
         }
 
@@ -158,6 +166,7 @@ class Book:
             vars(lags).update(saved)
         self.window.set_state(state["window"])
         self.skipped, self.eval_return = state["skipped"], state["eval_return"]
+        self._line_steps = state["line_steps"]
 
     def _take_episodes(self) -> None:
         for lane in self._parts.lanes:

@@ -94,6 +94,7 @@ def make_envs(config: Config, num_slots: int, role: Role, first_slot: int = 0, f
         step_timeout_s=env.step_timeout_s,
         max_episode_steps=env.max_episode_steps,
         num_threads=env.num_threads,
+        first_slot=first_slot,
     )
 
 
@@ -106,7 +107,9 @@ def queue_limits(config: Config, agent: Agent) -> QueueLimits:
     e, batch_size = config.experience, agent.experience.batch_size
     capacity = (e.max_lag + 1) * batch_size if e.capacity is None else e.capacity
     limits = QueueLimits(batch_size, e.max_lag, capacity, e.max_reuse, e.on_full)
-    check_limits(limits, config.env.num_envs // config.env.groups)
+    length, stride = agent.experience.length, agent.experience.length - agent.experience.overlap
+    unfinished = (-(-length // stride) - 1) * config.env.num_envs
+    check_limits(limits, config.env.num_envs // config.env.groups, unfinished)
     return limits
 
 

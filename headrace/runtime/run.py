@@ -226,7 +226,8 @@ def _leave(run: _Run, path: Path, wall_s: float, signal_number: int | None) -> d
     """Save the end of the run, or where it was stopped, and sum up."""
     if not run.parts.stop:
         run.evaluations.collect(wait=True)
-        run.book.write_line()
+        if run.book.behind:
+            run.book.write_line()
     run.save()
     run.checkpointer.wait()
     summary = run.book.summary(wall_s)

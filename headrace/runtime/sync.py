@@ -7,6 +7,7 @@ from headrace.errors import HeadraceError
 from headrace.runtime.driver import Driver
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
+from headrace.runtime.watchdog import step_limit
 
 
 class SyncRunner:
@@ -19,21 +20,9 @@ class SyncRunner:
 
     def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
-        parts, learned = self._parts, True
-        while not parts.collected:
-            turned = self._driver.turn()
-            if not turned and not learned:
-                raise HeadraceError(
-                    f"collecting and learning wait for each other: {len(parts.experience.queue)} trajectories are queued, "
-                    f"{parts.experience.queue.in_flight} in flight; raise experience.max_lag"
-                )
-            learned = False
-            for finished in self._learn():
-                learned = True
-                yield finished
-        self._driver.settle()
-        if not parts.stop:
-            yield from self._learn()
+        lanes = [(lane.group, lane.first_slot) for lane in self._parts.lanes]
+        with step_limit(lanes, self._parts.config.env.step_timeout_s):
+            yield from self._updates()
 
     @contextmanager
     def paused(self) -> Iterator[Iterator[Finished]]:
@@ -44,6 +33,25 @@ class SyncRunner:
     def next_lanes(self) -> list[int]:
         """Whose turn is next."""
         return [self._driver.next]
+
+    def _updates(self) -> Iterator[Finished]:
+        parts, idle = self._parts, 0
+        # A checkpoint lies between two updates: others of the same turn may be due before the next turn.
+        yield from self._learn()
+        while not parts.collected:
+            idle = 0 if self._driver.turn() else idle + 1
+            # A turn without leave may still have brought the last rows of a batch.
+            for finished in self._learn():
+                idle = 0
+                yield finished
+            if idle > 1:  # twice, as stragglers dropped in place of learning give leave too
+                raise HeadraceError(
+                    f"collecting and learning wait for each other: {len(parts.experience.queue)} trajectories are queued, "
+                    f"{parts.experience.queue.in_flight} in flight; raise experience.max_lag"
+                )
+        self._driver.settle()
+        if not parts.stop:
+            yield from self._learn()
 
     def _learn(self) -> Iterator[Finished]:
         parts = self._parts

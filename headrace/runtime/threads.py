@@ -13,17 +13,20 @@ from functools import partial
 
 import jax
 
-from headrace.errors import WaitTimeoutError
+from headrace.errors import HeadraceError, WaitTimeoutError
 from headrace.experience.room import Batch
 from headrace.learner.learner import Learned
 from headrace.runtime.driver import Driver
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
+from headrace.runtime.watchdog import overdue
 
 POLL_S = 0.2
 """How long a wait lasts before it looks whether anybody died."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another waits for it."""
+REFUSALS = 5
+"""Turns in a row that each actor is refused, ``POLL_S`` apart, until it and the idle learner are said to wait for each other."""
 JOIN_S = 5.0
 """How long a thread may take to end beyond the time that an environment may take to step."""
 
@@ -48,6 +51,8 @@ class ThreadsRunner:
         self._quit = self._pause = False
         self._still: set[str] = set()
         self._collecting: set[str] = set()  # names of the actor threads that are not done
+        self._refusals: dict[str, int] = {}  # by name of an actor thread: turns in a row without leave to go on
+        self._given_back = 0  # batches whose places in flight were given back
         self._staging = parts.config.learner.staging > 0
         self._threads: list[threading.Thread] = []
 
@@ -111,6 +116,7 @@ class ThreadsRunner:
     def _next_batch(self) -> Batch | None:
         """The next batch; None where an update is to be published meanwhile, or where none can come any more."""
         self._raise_error()
+        self._watch()
         batch = self._get(0.0)
         if batch is None and self._in_flight is None:
             with self._parts.learner_meter.wait_in():
@@ -120,6 +126,7 @@ class ThreadsRunner:
         return batch
 
     def _wait_for_batch(self) -> Batch | None:
+        self._refusals.clear()
         while True:
             # Looked at before the last try: a batch staged in between is found by it.
             over = not self._staging if self._parts.config.learner.staging else not self._collecting
@@ -127,6 +134,7 @@ class ThreadsRunner:
                 return batch
             self._raise_error()
             self._watch()
+            self._check_progress()
 
     def _get(self, timeout_s: float) -> Batch | None:
         """A staged batch, or with staging 0 one made here and now."""
@@ -147,6 +155,9 @@ class ThreadsRunner:
         jax.block_until_ready(learned.published.params)
         self._parts.newest.value = learned.published
         self._parts.experience.finished(learned.batch.items)
+        with self._changed:
+            self._given_back += 1
+            self._changed.notify_all()
         self._parts.learner_meter.count_out(len(learned.batch.items) * self._parts.agent.experience.length)
         return Finished(learned, self._parts.learner.read(learned))
 
@@ -155,6 +166,7 @@ class ThreadsRunner:
         deadline = time.monotonic() + self._parts.config.env.step_timeout_s + JOIN_S
         while True:
             self._raise_error()
+            self._watch()
             still = names <= self._still
             if self._in_flight is not None:
                 learned, self._in_flight = self._in_flight, None
@@ -175,14 +187,21 @@ class ThreadsRunner:
 
     def _watch(self) -> None:
         """End the run where an environment has been in one step for too long."""
-        for lane in self._parts.lanes:
-            stepping = getattr(lane.group, "stepping", None)
-            limit = self._parts.config.env.step_timeout_s
-            if stepping is not None and time.monotonic() - stepping[1] > limit:
-                raise WaitTimeoutError(
-                    f"env {self._parts.spec.name} slot {lane.first_slot + stepping[0]} has been in one step for more than "
-                    f"env.step_timeout_s = {limit:g} s; mend the environment or raise the limit"
-                )
+        lanes = [(lane.group, lane.first_slot) for lane in self._parts.lanes]
+        message = overdue(lanes, self._parts.config.env.step_timeout_s)
+        if message is not None:
+            self._error = WaitTimeoutError(message)
+            raise self._error
+
+    def _check_progress(self) -> None:
+        """End a run in which the actors wait for the learner and the learner for the actors."""
+        queued, collecting = self._parts.experience.queue, set(self._collecting)
+        if not collecting or any(self._refusals.get(name, 0) < REFUSALS for name in collecting):
+            return
+        raise HeadraceError(
+            f"collecting and learning wait for each other: {len(queued)} trajectories are queued, {queued.in_flight} in "
+            f"flight; raise experience.max_lag"
+        )
 
     def _join(self) -> None:
         with self._changed:
@@ -199,9 +218,15 @@ class ThreadsRunner:
             if self._pause:
                 driver.settle()
                 self._hold(name)
-            elif not driver.turn():
-                with self._changed:
-                    # A range was given back, or the limit is looked at again: either way ask anew.
+                continue
+            given_back = self._given_back
+            if driver.turn():
+                self._refusals.pop(name, None)
+                continue
+            self._refusals[name] = self._refusals.get(name, 0) + 1
+            with self._changed:
+                # What was given back since this turn began must not be slept over.
+                if given_back == self._given_back:
                     self._changed.wait(POLL_S)
         driver.settle()
 

@@ -1,0 +1,291 @@
+"""The threads runner: the same parts, no hang, no thread left, and the lag bound of case H13."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers import ScriptedEnv, counter_agent, make_async, parts_of, tiny
+
+from headrace.agents import registry
+from headrace.errors import EnvironmentFailure, HeadraceError, WaitTimeoutError
+from headrace.experience.room import NoGuard
+from headrace.runtime.parts import build
+from headrace.runtime.run import train
+from headrace.runtime.sync import SyncRunner
+from headrace.runtime.threads import ThreadsRunner
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while left := [t for t in threading.enumerate() if t not in before and t.is_alive()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def threads_of(**options):
+    parts = parts_of(tiny(runtime="threads", **options), threading.Condition())
+    return parts, ThreadsRunner(parts)
+
+
+def counter_parts(runtime, updates=50, lag=4, **options):
+    config = tiny(
+        runtime=runtime, total_steps=updates * 16, env__id="helpers:make_scripted", env__kwargs={"length": 1000},
+        build_agent="helpers:counter_agent", experience__max_lag=lag, **options,
+    )  # fmt: skip
+    return build(config, threading.Condition() if runtime == "threads" else NoGuard())
+
+
+def run_counter(parts, runtime, next_lanes=None):
+    runner = (ThreadsRunner if runtime == "threads" else SyncRunner)(parts, next_lanes)
+    batches = []
+    for finished in runner.updates():
+        batches.append(finished.learned.batch)
+    return batches
+
+
+@pytest.mark.parametrize("staging", [0, 1, 3])
+@pytest.mark.parametrize("lag", [0, 4])
+@pytest.mark.parametrize("runtime", ["sync", "threads"])
+def test_h13_weights_reach_the_actors(runtime, lag, staging):
+    if runtime == "sync" and staging != 1:
+        pytest.skip("sync stages nothing")
+    began = time.monotonic()
+    parts = counter_parts(runtime, lag=lag, learner__staging=staging)
+    batches = run_counter(parts, runtime)
+    assert time.monotonic() - began < 60
+    assert len(batches) >= 45 and parts.learner.updates == len(batches)
+    lags = []
+    for update, batch in enumerate(batches):
+        rows = batch.trajectory.rows
+        np.testing.assert_array_equal(np.asarray(rows.version)[:-1], np.asarray(rows.action)[:-1])
+        got = update - np.asarray(rows.version)[:-1].min(0)
+        assert batch.lag.tolist() == got.tolist() and batch.lag.max() <= lag
+        lags.append(batch.lag.max())
+    assert np.mean(lags[-10:]) <= np.mean(lags[:10]) + 1
+    assert sum(parts.experience.dropped().values()) == 0
+    newest = {s: np.asarray(b.trajectory.rows.version)[:-1, b.trajectory.slot_id == s] for b in batches for s in range(4)}
+    for versions in newest.values():
+        assert versions.max(initial=len(batches)) >= len(batches) - 1 - max(lag, 3)
+
+
+@pytest.mark.parametrize("runtime", ["sync", "threads"])
+def test_h13_resume_at_update_30(runtime):
+    first = counter_parts(runtime, updates=30)
+    run_counter(first, runtime)
+    state = first.learner.get_state()
+    assert state["updates"] >= 28
+    second = counter_parts(runtime)
+    second.learner.set_state(state)
+    second.newest.value = second.learner.publish()
+    batches = run_counter(second, runtime)
+    assert min(np.asarray(b.trajectory.rows.action)[:-1].min() for b in batches) >= state["updates"]
+
+
+def test_both_runners_learn_the_same_where_the_order_is_fixed():
+    """With lag 0 and one lane, collecting and learning alternate in both."""
+    options = {"env__groups": 1, "experience__max_lag": 0, "total_steps": 200}
+    sync = parts_of(tiny(**options))
+    threads, runner = threads_of(**options)
+    a, b = list(SyncRunner(sync).updates()), list(runner.updates())
+    assert len(a) == len(b) >= 10
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x.learned.batch.trajectory.rows.action, np.asarray(y.learned.batch.trajectory.rows.action))
+        assert x.metrics == y.metrics
+
+
+@pytest.mark.parametrize("on_full", ["wait", "drop_oldest"])
+@pytest.mark.parametrize("actors", [1, 2])
+def test_trains_and_stops_within_its_bounds(on_full, actors):
+    parts, runner = threads_of(
+        experience__max_lag=2, experience__on_full=on_full, env__actor_threads=actors, total_steps=2000
+    )
+    lags = [f.learned.batch.lag.max() for f in runner.updates()]
+    assert max(lags) <= 2 and parts.steps >= 2000
+    dropped = parts.experience.dropped()
+    if on_full == "wait":
+        # The slots of a slow thread may fall behind those of a fast one, and are dropped; one thread's never do.
+        assert dropped["queue_full"] == 0 and dropped["lag"] <= (0 if actors == 1 else 200)
+        assert 4 * len(lags) + dropped["lag"] >= 2000 // 4 - 16
+    queue = parts.experience.queue
+    assert queue.in_flight >= 0 and sum(map(len, parts.experience.store._held)) == len(queue)
+
+
+def test_drop_oldest_never_blocks_collecting():
+    """A learner that does nothing: collecting goes on to the end all the same."""
+    parts, _ = threads_of(experience__on_full="drop_oldest", total_steps=1500, learner__staging=0)
+    from headrace.runtime.driver import Driver
+
+    driver = Driver(parts.lanes)
+    while not parts.collected:
+        assert driver.turn()
+    driver.settle()
+    assert parts.experience.dropped()["queue_full"] > 10
+    assert len(parts.experience.queue) <= parts.experience.queue.limits.capacity
+
+
+def test_asynchronous_slots_and_restarts():
+    config = tiny(runtime="threads", total_steps=1500, experience__max_lag=4)
+    parts = parts_of(config, threading.Condition())
+    make_async(config, parts, least=1)
+    assert max(f.learned.batch.lag.max() for f in ThreadsRunner(parts).updates()) <= 4
+
+
+def test_out_of_step_slots_with_lag_zero_end_with_an_error_not_a_hang():
+    """Slots of one group that begin their trajectories at different times cannot alternate with the learner."""
+    config = tiny(runtime="threads", experience__max_lag=0, env__groups=1, total_steps=2000)
+    parts = parts_of(config, threading.Condition())
+    make_async(config, parts, least=1)
+    began = time.monotonic()
+    with pytest.raises(HeadraceError, match="wait for each other"):
+        list(ThreadsRunner(parts).updates())
+    assert time.monotonic() - began < 30
+
+
+class Sleeper(ScriptedEnv):
+    """Hangs in its eighth step, until the test is over."""
+
+    def step(self, action):
+        if self._t == 7:
+            over.wait(30)
+        return super().step(action)
+
+
+over = threading.Event()
+
+
+def make_sleeper():
+    return Sleeper(length=20)
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_a_hanging_step_ends_the_run(actors):
+    over.clear()
+    parts, runner = threads_of(
+        env__id="test_runtime_threads:make_sleeper", env__step_timeout_s=0.5, env__actor_threads=actors
+    )
+    began = time.monotonic()
+    try:
+        with pytest.raises(WaitTimeoutError, match=r"make_sleeper slot \d .* env.step_timeout_s = 0.5 s"):
+            list(runner.updates())
+    finally:
+        over.set()
+    assert time.monotonic() - began < 15
+
+
+class OneSleeper(ScriptedEnv):
+    """Hangs in its eighth step where it was made as the second of two lanes."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__(length=20)
+        OneSleeper.made += 1
+        self._hangs = OneSleeper.made > 3  # one is made to be described, two are lane 0's
+
+    def step(self, action):
+        if self._hangs and self._t == 7:
+            over.wait(30)
+        return super().step(action)
+
+
+def make_one_sleeper():
+    return OneSleeper()
+
+
+def test_a_hanging_lane_is_seen_beside_a_busy_one():
+    over.clear()
+    OneSleeper.made = 0
+    parts, runner = threads_of(
+        env__id="test_runtime_threads:make_one_sleeper", env__step_timeout_s=2.0, env__actor_threads=2,
+        total_steps=10**9, agent__batch_size=2,
+    )  # fmt: skip
+    try:
+        with pytest.raises(WaitTimeoutError, match=r"slot [23] "):
+            for _ in runner.updates():
+                pass
+    finally:
+        over.set()
+    assert parts.learner.updates > 5
+
+
+class Raiser(ScriptedEnv):
+    def step(self, action):
+        if self._t == 3:
+            raise RuntimeError("the rope broke")
+        return super().step(action)
+
+
+def make_raiser():
+    return Raiser()
+
+
+@pytest.mark.parametrize("staging", [0, 1])
+def test_an_environment_that_raises_ends_the_run(staging):
+    _, runner = threads_of(env__id="test_runtime_threads:make_raiser", learner__staging=staging)
+    with pytest.raises(EnvironmentFailure, match="the rope broke") as caught:
+        list(runner.updates())
+    assert any("_act" in str(t) for t in caught.traceback)  # it is the thread's own traceback
+
+
+def test_an_error_while_staging_ends_the_run():
+    parts, runner = threads_of()
+
+    def broken(items, update):
+        raise RuntimeError("no memory")
+
+    parts.experience.collate = broken
+    with pytest.raises(RuntimeError, match="no memory"):
+        list(runner.updates())
+
+
+def test_a_consumer_that_leaves_ends_the_threads():
+    _, runner = threads_of(total_steps=10**9)
+    updates = runner.updates()
+    for _ in range(3):
+        next(updates)
+    updates.close()
+
+
+def test_a_stop_learns_from_what_is_queued():
+    parts, runner = threads_of(total_steps=10**9)
+    for finished in runner.updates():
+        if finished.learned.published.version == 10:
+            parts.stop = True
+    assert parts.learner.updates >= 10 and len(parts.experience.queue) < 4
+
+
+@pytest.mark.parametrize("staging", [0, 2])
+def test_pauses_hold_everything_still(staging):
+    parts, runner = threads_of(total_steps=10**9, learner__staging=staging, env__actor_threads=2)
+    versions = []
+    for finished in runner.updates():
+        versions.append(finished.learned.published.version)
+        if len(versions) % 5 == 0:
+            with runner.paused() as remaining:
+                versions += [f.learned.published.version for f in remaining]
+                before = parts.steps, parts.experience.get_state(), parts.learner.updates
+                time.sleep(0.05)
+                after = parts.steps, parts.experience.get_state(), parts.learner.updates
+                assert (before[0], before[2]) == (after[0], after[2]) and after[2] == versions[-1]
+                np.testing.assert_equal(before[1], after[1])
+                held = sum(map(len, parts.experience.store._held))
+                assert held == len(parts.experience.queue)  # nothing is staged or trained on
+        if len(versions) > 40:
+            parts.stop = True
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def test_resume_of_threads(tmp_path):
+    config = tiny(tmp_path / "run", runtime="threads", total_steps=400, checkpoint__every_steps=64)
+    first = train(config)
+    more = train(tiny(tmp_path / "run", runtime="threads", total_steps=800, checkpoint__every_steps=64))
+    assert more["steps"] >= 800 and more["updates"] > first["updates"] and more["lag_max"] <= 4
+    changed = train(tiny(tmp_path / "run", runtime="sync", total_steps=1000, env__actor_threads=2))
+    assert changed["updates"] > more["updates"]
+
+
+assert counter_agent and registry  # used by name
