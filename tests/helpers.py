@@ -1,5 +1,8 @@
 """Small systems to test with: asynchronous and scripted env groups, a policy that is a counter, short configs."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,13 @@ from headrace.settings.config import Config
 from headrace.settings.presets import config as make_config
 from headrace.spaces import BoxSpec
 from headrace.types import TimeStep
+
+# Many tests build the same few programs.
+_CACHE = tempfile.mkdtemp(prefix="headrace-tests-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 TINY: dict[str, Any] = {
     "total_steps": 256,
@@ -215,3 +225,17 @@ def counter_agent(config: Any, spec: EnvSpec) -> Agent:
         experience=ExperienceSpec(length=config.unroll_length, batch_size=config.batch_size),
         action=np.zeros((), np.float32),
     )
+
+
+class Uneven(ScriptedEnv):
+    """Every second one made has episodes of one step, the others of nine."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(9 if Uneven.made % 2 else 1)
+        Uneven.made += 1
+
+
+def make_uneven() -> gym.Env:
+    return Uneven()

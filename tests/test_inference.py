@@ -14,9 +14,11 @@ from headrace.seeds import Role
 from headrace.types import TimeStep
 
 CASES = {
-    "lstm": {"agent__network__core": "lstm"},
     "gru, previous action": {"agent__network__core": "gru", "agent__network__prev_action_reward": True},
-    "stack longer than a trajectory": {"agent__network__frame_stack": 8, "agent__network__prev_action_reward": True},
+    "stack longer than a trajectory": {
+        "agent__network__frame_stack": 8,
+        "agent__network__prev_action_reward": True,
+    },
     "lstm, burn-in": {"agent__network__core": "lstm", "agent__burn_in": 3},
     "all": {
         "agent__network__core": "lstm",
@@ -53,7 +55,6 @@ def assert_reproduced(parts, batches):
 @pytest.mark.parametrize(
     ("case", "env"),
     [
-        ("lstm", "CartPole-v1"),
         ("gru, previous action", "Pendulum-v1"),
         ("stack longer than a trajectory", "CartPole-v1"),
         ("lstm, burn-in", "CartPole-v1"),
@@ -90,7 +91,9 @@ def histories(batches):
     for batch in batches:
         t = batch.trajectory
         for i, item in enumerate(batch.items):
-            rows.setdefault(item.slot, []).append((item.start, t.rows.action[:-1, i], t.rows.timestep.reward[:, i]))
+            rows.setdefault(item.slot, []).append(
+                (item.start, t.rows.action[:-1, i], t.rows.timestep.reward[:, i])
+            )
             policies.setdefault(item.slot, []).append(t.rows.extras[:-1, i])
     return rows, policies
 
@@ -118,7 +121,9 @@ def test_grouping_and_order_change_no_slot():
 
 def message(rng, ids, first=False):
     n, no = len(ids), np.zeros(len(ids), bool)
-    return TimeStep(rng.normal(size=(n, 4)).astype(np.float32), np.ones(n, np.float32), np.full(n, first), no, no)
+    return TimeStep(
+        rng.normal(size=(n, 4)).astype(np.float32), np.ones(n, np.float32), np.full(n, first), no, no
+    )
 
 
 def inference_of(parts, slots, training=True, seed=0):
@@ -175,7 +180,9 @@ def test_a_new_life_forgets_and_draws_other_noise(lstm_parts):
     np.testing.assert_allclose(after.extras[1], new.extras[1], rtol=1e-5)  # as if nothing had been seen
     assert np.abs(after.extras[0] - new.extras[0]).max() > 1e-4
     key = np.asarray(inference._slots.key)
-    assert (key[0] == np.asarray(fresh._slots.key)[0]).all() and (key[1] != np.asarray(fresh._slots.key)[1]).any()
+    assert (key[0] == np.asarray(fresh._slots.key)[0]).all() and (
+        key[1] != np.asarray(fresh._slots.key)[1]
+    ).any()
     assert np.asarray(inference._slots.count).tolist() == [5, 1, 5]
 
 

@@ -115,7 +115,7 @@ def test_limits_are_refused_exactly_where_they_deadlock(at_once):
 def test_lock_step_with_lag_zero_is_accepted():
     check_limits(QueueLimits(16, 0, 16), 16)
     check_limits(QueueLimits(32, 0, 32), 16)
-    with pytest.raises(ConfigError, match="raise experience.max_lag"):
+    with pytest.raises(ConfigError, match=r"raise experience\.max_lag"):
         check_limits(QueueLimits(16, 0, 16), 32)
     with pytest.raises(ConfigError, match="overlap"):
         check_limits(QueueLimits(16, 0, 16), 16, unfinished=16)
@@ -124,7 +124,13 @@ def test_lock_step_with_lag_zero_is_accepted():
 
 @pytest.mark.parametrize(
     "limits",
-    [QueueLimits(0, 0, 1), QueueLimits(2, 0, 1), QueueLimits(2, -1, 2), QueueLimits(2, 0, 2, 0), QueueLimits(2, 1, 4, 3)],
+    [
+        QueueLimits(0, 0, 1),
+        QueueLimits(2, 0, 1),
+        QueueLimits(2, -1, 2),
+        QueueLimits(2, 0, 2, 0),
+        QueueLimits(2, 1, 4, 3),
+    ],
 )
 def test_senseless_limits_are_refused(limits):
     with pytest.raises(ConfigError):

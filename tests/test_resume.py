@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, RunDirectoryError
 from headrace.experience.room import NoGuard
 from headrace.runtime import snapshot
 from headrace.runtime.book import Book
+from headrace.runtime.directory import find
 from headrace.runtime.parts import build
 from headrace.runtime.run import Stopped, train
 from headrace.runtime.sync import SyncRunner
@@ -63,11 +64,12 @@ CASES = {
     "case",
     [pytest.param(name, marks=pytest.mark.long if name in ("two lanes", "lag 0") else ()) for name in CASES],
 )
-def test_a_killed_run_goes_on_exactly(case, tmp_path, monkeypatch):
-    options = {**CASES[case], "total_steps": 128, "checkpoint__every_steps": 1}
+@pytest.mark.parametrize("kills", [(5,), pytest.param((3, 6), marks=pytest.mark.long)])
+def test_a_killed_run_goes_on_exactly(case, kills, tmp_path, monkeypatch):
+    options = {**CASES[case], "total_steps": 112, "checkpoint__every_steps": 1}
     expected = train(tiny(tmp_path / "whole", **options))
     config = tiny(tmp_path / "cut", **options)
-    for updates in (3, 6):
+    for updates in kills:
         killed_after(monkeypatch, updates, config)
     got = train(config)
     assert got["params_sha256"] == expected["params_sha256"]
@@ -80,7 +82,15 @@ def test_settings_that_may_change_change_nothing_else(tmp_path, monkeypatch):
     expected = train(tiny(tmp_path / "whole", total_steps=160))
     config = tiny(tmp_path / "cut", total_steps=160, checkpoint__every_steps=16)
     killed_after(monkeypatch, 4, config)
-    got = train(tiny(tmp_path / "cut", total_steps=160, checkpoint__every_steps=1000, eval__every_steps=64, eval__episodes=1))
+    got = train(
+        tiny(
+            tmp_path / "cut",
+            total_steps=160,
+            checkpoint__every_steps=1000,
+            eval__every_steps=64,
+            eval__episodes=1,
+        )
+    )
     assert got["params_sha256"] == expected["params_sha256"]
 
 
@@ -141,7 +151,9 @@ def at_update(updates, **options):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_reset_environments_keep_the_count_of_what_is_in_flight(lag):
     """Rows that wait for leave when the checkpoint is taken end complete ranges and begin none."""
-    parts, runner, updating = at_update(2, experience__max_lag=lag, agent__batch_size=4, env__id="helpers:make_without_state")
+    parts, runner, updating = at_update(
+        2, experience__max_lag=lag, agent__batch_size=4, env__id="helpers:make_without_state"
+    )
     with runner.paused():
         states = [{**lane.get_state(), "env": None} for lane in parts.lanes]
         experience = parts.experience.get_state()
@@ -153,7 +165,11 @@ def test_reset_environments_keep_the_count_of_what_is_in_flight(lag):
     queue, store = other.experience.queue, other.experience.store
     for finished in runner.updates():
         age = store._age(np.arange(4))
-        waiting = [lane.received is not None and age[lane.first_slot] % 4 == 0 for lane in other.lanes for _ in range(2)]
+        waiting = [
+            lane.received is not None and age[lane.first_slot] % 4 == 0
+            for lane in other.lanes
+            for _ in range(2)
+        ]
         collecting = [s for s in range(4) if not waiting[s] and (age[s] or store._observed[s])]
         assert queue.in_flight == sum(map(len, store._held)) + len(collecting) <= queue.limits.permits
         t = finished.learned.batch.trajectory.rows.timestep
@@ -200,8 +216,23 @@ def test_directories_that_are_no_runs(tmp_path):
     (tmp_path / "empty").mkdir()
     assert train(tiny(tmp_path / "empty", total_steps=32))["steps"] >= 32
     (tmp_path / "empty" / "config.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match="config.json"):
+    with pytest.raises(RunDirectoryError, match=r"config\.json"):
         train(tiny(tmp_path / "empty", total_steps=64))
+
+
+def test_fresh_names_are_taken_at_once(tmp_path, monkeypatch):
+    """H14: two runs started in the same second have directories of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda *_: "now")
+    names = [find(tiny())[0].run for _ in range(3)]
+    assert names == [f"runs/cartpole-now{x}" for x in ("", "-1", "-2")]
+    with pytest.raises(ConfigError):
+        train(tiny(experience__max_lag=0, agent__batch_size=3))
+    assert sorted(p.name for p in Path("runs").iterdir()) == [
+        "cartpole-now",
+        "cartpole-now-1",
+        "cartpole-now-2",
+    ]
 
 
 def test_a_bad_setting_makes_no_directory(tmp_path):
@@ -226,7 +257,10 @@ def test_a_damaged_checkpoint_is_passed_over(finished_run, tmp_path):
     shutil.copytree(finished_run[0], path)
     (path / "summary.json").unlink()
     newest = steps_of(path)[-1]
-    largest = max((p for p in (path / "checkpoints" / str(newest)).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest = max(
+        (p for p in (path / "checkpoints" / str(newest)).rglob("*") if p.is_file()),
+        key=lambda p: p.stat().st_size,
+    )
     largest.write_bytes(b"")
     again = train(tiny(path, total_steps=128, checkpoint__every_steps=32, checkpoint__keep_latest=9))
     assert f"checkpoint {newest}" in log(path) and "damaged" in log(path)
@@ -308,7 +342,10 @@ def test_signals_leave_with_their_exit_status(number, code, tmp_path):
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").stat().st_size:
+    while (
+        not (tmp_path / "run" / "metrics.jsonl").exists()
+        or not (tmp_path / "run" / "metrics.jsonl").stat().st_size
+    ):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)

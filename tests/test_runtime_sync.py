@@ -12,11 +12,11 @@ import pytest
 from helpers import ScriptedEnv, make_async, parts_of, tiny
 
 from headrace.errors import ConfigError, EnvironmentFailure, HeadraceError, WaitTimeoutError
+from headrace.experience.room import NoGuard
 from headrace.runtime.parts import build
 from headrace.runtime.run import train
 from headrace.runtime.sync import SyncRunner
 from headrace.runtime.watchdog import step_limit
-from headrace.experience.room import NoGuard
 
 
 def metrics(run):
@@ -96,7 +96,9 @@ def test_lag_stays_within_its_bound(lag):
 
 @pytest.mark.parametrize("on_full", ["wait", "drop_oldest"])
 def test_asynchronous_slots_train(on_full):
-    config = tiny(experience__max_lag=4, experience__on_full=on_full, total_steps=512)
+    config = tiny(
+        experience__max_lag=4, experience__on_full=on_full, total_steps=512, env__max_episode_steps=6
+    )
     parts = parts_of(config)
     groups = make_async(config, parts)
     rng = np.random.default_rng(0)
@@ -108,6 +110,8 @@ def test_asynchronous_slots_train(on_full):
     queue, store = parts.experience.queue, parts.experience.store
     held = sum(map(len, store._held))
     assert 0 <= queue.in_flight - held <= 4 and len(queue) == held
+    lengths = [e.length for lane in parts.lanes for e in lane.episodes.take()]
+    assert len(lengths) > 20 and set(lengths) == {6}  # no episode goes on into another life
 
 
 def test_overlapping_trajectories_train_or_are_refused():
@@ -149,7 +153,12 @@ def test_the_same_seed_gives_the_same_run(reference, tmp_path):
 
 
 def test_evaluation_and_checkpoints_change_no_training(reference, tmp_path):
-    options = {"eval__every_steps": 48, "eval__episodes": 2, "eval__num_envs": 2, "checkpoint__every_steps": 40}
+    options = {
+        "eval__every_steps": 48,
+        "eval__episodes": 2,
+        "eval__num_envs": 2,
+        "checkpoint__every_steps": 40,
+    }
     summary = train(tiny(tmp_path / "eval", **options))
     assert summary["params_sha256"] == reference[0]["params_sha256"]
     lines = [x for x in metrics(tmp_path / "eval") if "eval/" not in x]
@@ -237,5 +246,7 @@ def make_nan() -> gym.Env:
 
 
 def test_h2a_a_reward_of_nan_ends_the_run(tmp_path):
-    with pytest.raises(EnvironmentFailure, match=r"(?i)slot 0.*step 7.*reward.*nan|reward.*nan.*slot 0.*step 7"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"(?i)slot 0.*step 7.*reward.*nan|reward.*nan.*slot 0.*step 7"
+    ):
         train(tiny(tmp_path / "run", env__id="test_runtime_sync:make_nan"))

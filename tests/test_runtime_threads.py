@@ -1,17 +1,19 @@
 """The threads runner: the same parts, no hang, no thread left, and the lag bound of case H13."""
 
+import json
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
-from helpers import ScriptedEnv, counter_agent, make_async, parts_of, tiny
+from helpers import ScriptedEnv, make_async, parts_of, tiny
 
-from headrace.agents import registry
 from headrace.errors import EnvironmentFailure, HeadraceError, WaitTimeoutError
 from headrace.experience.room import NoGuard
+from headrace.runtime.book import Book
 from headrace.runtime.parts import build
-from headrace.runtime.run import train
+from headrace.runtime.run import Stopped, train
 from headrace.runtime.sync import SyncRunner
 from headrace.runtime.threads import ThreadsRunner
 
@@ -67,7 +69,11 @@ def test_h13_weights_reach_the_actors(runtime, lag, staging):
         lags.append(batch.lag.max())
     assert np.mean(lags[-10:]) <= np.mean(lags[:10]) + 1
     assert sum(parts.experience.dropped().values()) == 0
-    newest = {s: np.asarray(b.trajectory.rows.version)[:-1, b.trajectory.slot_id == s] for b in batches for s in range(4)}
+    newest = {
+        s: np.asarray(b.trajectory.rows.version)[:-1, b.trajectory.slot_id == s]
+        for b in batches
+        for s in range(4)
+    }
     for versions in newest.values():
         assert versions.max(initial=len(batches)) >= len(batches) - 1 - max(lag, 3)
 
@@ -89,11 +95,13 @@ def test_both_runners_learn_the_same_where_the_order_is_fixed():
     """With lag 0 and one lane, collecting and learning alternate in both."""
     options = {"env__groups": 1, "experience__max_lag": 0, "total_steps": 200}
     sync = parts_of(tiny(**options))
-    threads, runner = threads_of(**options)
+    _, runner = threads_of(**options)
     a, b = list(SyncRunner(sync).updates()), list(runner.updates())
     assert len(a) == len(b) >= 10
     for x, y in zip(a, b, strict=True):
-        np.testing.assert_array_equal(x.learned.batch.trajectory.rows.action, np.asarray(y.learned.batch.trajectory.rows.action))
+        np.testing.assert_array_equal(
+            x.learned.batch.trajectory.rows.action, np.asarray(y.learned.batch.trajectory.rows.action)
+        )
         assert x.metrics == y.metrics
 
 
@@ -164,7 +172,7 @@ def make_sleeper():
 @pytest.mark.parametrize("actors", [1, 2])
 def test_a_hanging_step_ends_the_run(actors):
     over.clear()
-    parts, runner = threads_of(
+    _, runner = threads_of(
         env__id="test_runtime_threads:make_sleeper", env__step_timeout_s=0.5, env__actor_threads=actors
     )
     began = time.monotonic()
@@ -231,6 +239,74 @@ def test_an_environment_that_raises_ends_the_run(staging):
     assert any("_act" in str(t) for t in caught.traceback)  # it is the thread's own traceback
 
 
+class SecondSleeper(ScriptedEnv):
+    """Hangs where it was made for an evaluation, after the six of training (one is made to be described)."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__(length=20)
+        SecondSleeper.made += 1
+        self._hangs = SecondSleeper.made > 5
+
+    def step(self, action):
+        if self._hangs:
+            over.wait(30)
+        return super().step(action)
+
+
+def make_second_sleeper():
+    return SecondSleeper()
+
+
+@pytest.mark.parametrize("total", [200, 10**9])
+def test_a_hanging_evaluation_ends_the_run(total, tmp_path):
+    over.clear()
+    SecondSleeper.made = 0
+    config = tiny(
+        tmp_path / "run", runtime="threads", env__id="test_runtime_threads:make_second_sleeper", total_steps=total,
+        env__step_timeout_s=0.5, eval__every_steps=64, eval__num_envs=1, eval__episodes=1,
+    )  # fmt: skip
+    began = time.monotonic()
+    try:
+        with pytest.raises(WaitTimeoutError, match="make_second_sleeper slot 0 "):
+            train(config)
+    finally:
+        over.set()
+    assert time.monotonic() - began < 25
+
+
+def test_evaluation_beside_training(tmp_path):
+    config = tiny(
+        tmp_path / "run", runtime="threads", total_steps=600, eval__every_steps=64, eval__num_envs=2, eval__episodes=3,
+        checkpoint__every_steps=64,
+    )  # fmt: skip
+    train(config)
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (
+        sum("eval/return_mean" in x for x in lines) >= 600 // 64 - 1
+    )  # also of updates that a checkpoint waited for
+
+
+def test_a_stop_cuts_an_evaluation_short(tmp_path, monkeypatch):
+    config = tiny(
+        tmp_path / "run", runtime="threads", total_steps=10**9, eval__every_steps=64, eval__num_envs=1,
+        eval__episodes=10**7,
+    )  # fmt: skip
+    record = Book.record
+
+    def interrupt(self, finished):
+        record(self, finished)
+        if finished.learned.published.version == 8:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Book, "record", interrupt)
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        train(config)
+    assert time.monotonic() - began < 20
+
+
 def test_an_error_while_staging_ends_the_run():
     parts, runner = threads_of()
 
@@ -286,6 +362,3 @@ def test_resume_of_threads(tmp_path):
     assert more["steps"] >= 800 and more["updates"] > first["updates"] and more["lag_max"] <= 4
     changed = train(tiny(tmp_path / "run", runtime="sync", total_steps=1000, env__actor_threads=2))
     assert changed["updates"] > more["updates"]
-
-
-assert counter_agent and registry  # used by name

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from headrace.experience import RangeLayout, Store
+from headrace.experience import RangeLayout
 from headrace.experience.queue import QueueLimits
 from headrace.experience.room import Experience, NoGuard
 from headrace.types import Row, TimeStep
@@ -178,13 +178,17 @@ class Harness:
         if item.start and twin.rows[item.start - 1]["action"] is not None:
             assert t.prev_action[i] == twin.rows[item.start - 1]["action"]
         for j in range(1, layout.context + 1):
-            if item.start >= j and not any(r["first"] for r in twin.rows[item.start - j + 1 : item.start + 1]):
+            if item.start >= j and not any(
+                r["first"] for r in twin.rows[item.start - j + 1 : item.start + 1]
+            ):
                 before = twin.rows[item.start - j]
                 assert t.context.observation[layout.context - j, i, 0] == before["mark"]
                 assert t.context.first[layout.context - j, i] == before["first"]
             elif item.start >= j:
                 # Whatever it is, a first row after it must hide it.
-                firsts = np.concatenate([t.context.first[layout.context - j + 1 :, i], t.rows.timestep.first[:1, i]])
+                firsts = np.concatenate(
+                    [t.context.first[layout.context - j + 1 :, i], t.rows.timestep.first[:1, i]]
+                )
                 assert firsts.any()
 
     def invariants(self):

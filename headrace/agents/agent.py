@@ -139,8 +139,8 @@ class Update(NamedTuple):
 def compose(agent: Agent) -> Callable[[LearnerState, Trajectory, Progress, Array], Update]:
     """The update of ``agent`` as one function: the specification, and what the learner compiles.
 
-    ``prepare`` once, then for each epoch and minibatch every phase: the sums of its micro-batches, then ``apply``. A phase whose
-    sums are not finite leaves the state as it was and reports ``skipped_updates``.
+    ``prepare`` once, then for each epoch and minibatch every phase: the sums of its micro-batches, then ``apply``. A phase
+    whose sums or new state are not finite leaves the state as it was and reports ``skipped_updates``.
     """
     spec = agent.experience
 
@@ -166,11 +166,18 @@ def compose(agent: Agent) -> Callable[[LearnerState, Trajectory, Progress, Array
 def apply_if_finite(
     phase: Phase, state: LearnerState, sums: tuple[PyTree, Array, Report], progress: Progress
 ) -> tuple[LearnerState, dict[str, Array]]:
-    """``phase.apply`` unless a sum is not finite; returns the state and the metrics as means over the rows."""
+    """``phase.apply`` unless a sum or the new state is not finite; returns the state and the metrics as means over the rows.
+
+    Finite sums are not enough: the square of a large gradient in an optimiser's state may overflow.
+    """
     grad_sum, weight_sum, report = sums
     new_state, metrics = phase.apply(state, grad_sum, weight_sum, progress)
-    leaves = jax.tree.leaves((grad_sum, report.metrics.get("loss/total", 0.0)))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
+    leaves = jax.tree.leaves((grad_sum, report.metrics.get("loss/total", 0.0), new_state))
+    finite = jnp.all(
+        jnp.stack(
+            [jnp.all(jnp.isfinite(x)) for x in leaves if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+        )
+    )
     state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new_state, state)
     means = {k: v / jnp.maximum(weight_sum, 1.0) for k, v in report.metrics.items()}
     return state, {**means, **metrics, "skipped_updates": 1.0 - finite.astype(jnp.float32)}

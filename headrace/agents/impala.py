@@ -89,10 +89,14 @@ class ImpalaConfig:
             raise ConfigError(
                 f"batch_size {self.batch_size} is not a multiple of micro_batches {self.micro_batches}; change one of them"
             )
-        if self.burn_in and self.network.core == "none":
-            raise ConfigError(f"burn_in {self.burn_in} with a network without recurrence; set network.core or burn_in 0")
         if min(self.entropy_cost, self.kl_cost, self.baseline_cost) < 0:
             raise ConfigError("entropy_cost, kl_cost and baseline_cost must not be negative")
+        clips = (self.clip_rho, self.clip_pg_rho, self.clip_c)
+        if any(clip is not None and clip <= 0 for clip in clips) or self.entropy_speed <= 0:
+            raise ConfigError(
+                f"clip_rho {self.clip_rho}, clip_pg_rho {self.clip_pg_rho}, clip_c {self.clip_c}, entropy_speed "
+                f"{self.entropy_speed}; expected each above 0 (or None for no clip)"
+            )
         if self.target_entropy is not None and self.entropy_cost <= 0:
             raise ConfigError("target_entropy adapts entropy_cost from where it starts; give entropy_cost > 0")
 
@@ -164,12 +168,18 @@ def impala(
     Args:
         config: settings.
         spec: of the environment.
-        network: gives ``ActorCriticOutput`` with ``distribution(spec.action).size`` policy parameters; None: made from the config.
+        network: gives ``ActorCriticOutput`` with ``distribution(spec.action, box=config.box_policy).size`` policy
+            parameters, in place of the one that ``config.network`` describes.
         loss: what is minimised.
+
+    Raises:
+        ConfigError: burn-in with a network without recurrence.
     """
     dist = distribution(spec.action, box=config.box_policy)
     if network is None:
         network = actor_critic(config.network, spec.observation, spec.action, dist.size)
+    if config.burn_in and not jax.tree.leaves(jax.eval_shape(lambda: network.initial_carry(1))):
+        raise ConfigError(f"burn_in {config.burn_in} with a network without recurrence; set network.core or burn_in 0")
     transform = reward_transform(config.reward_clip, config.max_abs_reward)
 
     def init(key: Array) -> ImpalaState:

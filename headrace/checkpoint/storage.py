@@ -1,5 +1,6 @@
 """One step on the disk, through Orbax's ``CheckpointManager``: all of it or none, and back exactly."""
 
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,13 @@ def open_manager(directory: Path, *, read_only: bool) -> ocp.CheckpointManager:
         create=False,
         save_interval_steps=0 if read_only else 1,
     )
-    return ocp.CheckpointManager(directory, options=options)
+    remarks = logging.getLogger("absl")
+    level = remarks.level
+    remarks.setLevel(logging.ERROR)  # Orbax warns of every reader that it is one
+    try:
+        return ocp.CheckpointManager(directory, options=options)
+    finally:
+        remarks.setLevel(level)
 
 
 def write_step(

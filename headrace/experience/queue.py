@@ -45,8 +45,8 @@ class QueueLimits(NamedTuple):
 def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> None:
     """Refuse bounds under which collecting and learning would wait for each other for ever.
 
-    Groups begin ``group_size`` ranges at a time, and the learner needs ``batch_size`` complete ones. Where those in flight are
-    complete but for ``unfinished``, and too few for a batch, a group must have leave to begin.
+    Groups begin ``group_size`` ranges at a time, and the learner needs ``batch_size`` complete ones. Where those in
+    flight are complete but for ``unfinished``, and too few for a batch, a group must have leave to begin.
 
     Args:
         limits: the bounds.
@@ -62,8 +62,8 @@ def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> N
         )
     if limits.max_reuse > limits.max_lag + 1:
         raise ConfigError(
-            f"max_reuse {limits.max_reuse} with max_lag {limits.max_lag}: each use is at least one update after the one before, "
-            f"so the last would be dropped; raise experience.max_lag to {limits.max_reuse - 1} or lower experience.max_reuse"
+            f"max_reuse {limits.max_reuse} with max_lag {limits.max_lag}: each use is at least one update after the one "
+            f"before, so the last would be dropped; raise experience.max_lag to {limits.max_reuse - 1} or lower max_reuse"
         )
     too_few = limits.batch_size - (group_size if limits.batch_size % group_size == 0 else 1)
     needed = unfinished + too_few + group_size

@@ -14,7 +14,6 @@ from headrace.agents.agent import (
     Phase,
     Report,
     Update,
-    add_two,
     apply_if_finite,
     compose,
     select,
@@ -59,26 +58,30 @@ def _split_key(key: Array) -> Array:
     return jax.random.split(key)
 
 
+Sums: TypeAlias = tuple[PyTree, Array, dict[str, Array]]
+"""Gradient sums, weight sum, metric sums."""
+
+
 def _compile_phase(
     phase: Phase, number: int, parts: int
 ) -> Callable[..., tuple[LearnerState, dict[str, Array], dict[str, Array]]]:
     def grads(
         state: LearnerState, batch: Trajectory, key: Array, index: Array
-    ) -> tuple[PyTree, Array, Report]:
+    ) -> tuple[Sums, dict[str, Array]]:
         size = batch.weight.shape[0] // parts
         # The keys that ``compose`` gives its only epoch and minibatch.
         key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 0), 0), number)
-        return phase.grads(state, select(batch, index * size + jnp.arange(size)), key)
+        gradient, weight, report = phase.grads(state, select(batch, index * size + jnp.arange(size)), key)
+        return (gradient, weight, report.metrics), report.writes
 
     def accumulate(
-        sums: tuple[PyTree, Array, Report], state: LearnerState, batch: Trajectory, key: Array, index: Array
-    ) -> tuple[PyTree, Array, Report]:
-        return add_two(sums, grads(state, batch, key, index))
+        sums: Sums, state: LearnerState, batch: Trajectory, key: Array, index: Array
+    ) -> tuple[Sums, dict[str, Array]]:
+        more, writes = grads(state, batch, key, index)
+        return jax.tree.map(jnp.add, sums, more), writes
 
-    def apply(
-        state: LearnerState, sums: tuple[PyTree, Array, Report], progress: Progress
-    ) -> tuple[LearnerState, dict[str, Array]]:
-        return apply_if_finite(phase, state, sums, progress)
+    def apply(state: LearnerState, sums: Sums, progress: Progress) -> tuple[LearnerState, dict[str, Array]]:
+        return apply_if_finite(phase, state, (sums[0], sums[1], Report(sums[2], {})), progress)
 
     first = xla.jit(grads)
     more = xla.jit(accumulate, donate_argnums=(0,))
@@ -87,11 +90,12 @@ def _compile_phase(
     def run(
         state: LearnerState, batch: Trajectory, progress: Progress, key: Array
     ) -> tuple[LearnerState, dict[str, Array], dict[str, Array]]:
-        sums = first(state, batch, key, 0)
+        sums, *writes = first(state, batch, key, 0)
         for index in range(1, parts):
-            sums = more(sums, state, batch, key, index)
+            sums, fields = more(sums, state, batch, key, index)
+            writes.append(fields)
         state, metrics = last(state, sums, progress)
-        return state, metrics, sums[2].writes
+        return state, metrics, jax.tree.map(lambda *x: jnp.concatenate(x), *writes)
 
     return run
 

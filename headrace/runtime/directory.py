@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.checkpointer import Checkpointer
+from headrace.errors import ConfigError, RunDirectoryError
 from headrace.settings.config import Config
 from headrace.settings.fields import fields_of, replace_fields
 from headrace.settings.presets import PRESETS, preset
-from headrace.errors import ConfigError, RunDirectoryError
 
 MAY_CHANGE = (
     "preset",
@@ -37,7 +37,7 @@ MAY_CHANGE = (
 
 
 def find(config: Config) -> tuple[Config, Path, bool]:
-    """Find the directory of a run; nothing is made or changed yet (see ``claim``).
+    """Find the directory of a run. A fresh name is taken by making it; else nothing is made or changed yet (see ``claim``).
 
     Returns:
         The settings with ``run`` filled in, the directory, and whether it holds a run to be resumed.
@@ -76,8 +76,13 @@ def _fresh(name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1000):
         path = Path("runs") / f"{name}-{stamp}{f'-{number}' if number else ''}"
-        if not path.exists():
-            return path
+        try:
+            path.mkdir(parents=True)  # at once, as another run may be started in the same second
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be made ({error.strerror}); give another with --run") from error
+        return path
     raise RunDirectoryError("could not find a free name under runs/; give one with --run")
 
 

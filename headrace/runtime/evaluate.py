@@ -1,16 +1,19 @@
 """Greedy episodes on environments that never feed the learner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.agents.agent import Agent
-from headrace.settings.config import Config
-from headrace.envs.contract import EnvSpec
+from headrace.envs.contract import EnvGroup, EnvSpec
 from headrace.inference.actor import ActorInference, Published, Request, compile_inference
 from headrace.metrics.episodes import Episode, EpisodeTracker
 from headrace.runtime.parts import make_envs
+from headrace.runtime.watchdog import overdue, step_limit
 from headrace.seeds import Role
+from headrace.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,27 @@ class Evaluation:
         }
 
 
+class Cancelled(Exception):
+    """An evaluation was asked to end before it was done."""
+
+
 class Evaluator:
-    """Evaluates params of one agent; compiled once."""
+    """Evaluates params of one agent; compiled once. Another thread may ``cancel`` it, and see whether it is ``overdue``."""
 
     def __init__(self, config: Config, agent: Agent, spec: EnvSpec) -> None:
         """``config`` gives the environments, their number and the seed."""
         self._config, self._agent, self._spec = config, agent, spec
         self._compiled = compile_inference(agent, training=False)
+        self._group: EnvGroup | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """End ``run`` before its next step."""
+        self._cancelled = True
+
+    def overdue(self) -> str | None:
+        """What to say of an environment that has been in one step for too long, or None."""
+        return overdue([(self._group, 0)], self._config.env.step_timeout_s)
 
     def run(self, published: Published, episodes: int, number: int = 0) -> Evaluation:
         """Play ``episodes`` greedy episodes.
@@ -51,12 +68,15 @@ class Evaluator:
             published: whose params.
             episodes: how many.
             number: of the evaluation; each has environment streams of its own.
+
+        Raises:
+            Cancelled: see ``cancel``.
+            WaitTimeoutError: an environment hangs (on the main thread; on others ``overdue`` tells of it).
         """
         num_envs = min(self._config.eval.num_envs, episodes)
         quota = np.full(num_envs, episodes // num_envs)
         quota[: episodes % num_envs] += 1
-        group = make_envs(self._config, num_envs, Role.EVAL_ENV, first_life=number)
-        try:
+        with self._envs(num_envs, number) as group:
             inference = ActorInference(
                 self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
                 self._config.seed, Role.EVAL_ACTION,
@@ -64,6 +84,8 @@ class Evaluator:
             tracker = EpisodeTracker(num_envs)
             done: list[list[Episode]] = [[] for _ in range(num_envs)]
             while any(len(d) < q for d, q in zip(done, quota, strict=True)):
+                if self._cancelled:
+                    raise Cancelled
                 timestep, ids = group.recv(self._config.env.step_timeout_s)
                 tracker.update(timestep, ids)
                 for episode in tracker.take():
@@ -71,7 +93,16 @@ class Evaluator:
                 pending = inference.submit(Request(timestep, ids, group.run_ids()[ids]))
                 answer = inference.answer(pending, with_carry=False)
                 group.send(self._agent.to_env(answer.action), ids)
-        finally:
-            group.close()
         kept = [e for d, q in zip(done, quota, strict=True) for e in d[:q]]
         return Evaluation([e.raw_return for e in kept], [e.length for e in kept])
+
+    @contextmanager
+    def _envs(self, num_envs: int, number: int) -> Iterator[EnvGroup]:
+        group = make_envs(self._config, num_envs, Role.EVAL_ENV, first_life=number)
+        self._group = group
+        try:
+            with step_limit([(group, 0)], self._config.env.step_timeout_s):
+                yield group
+        finally:
+            self._group = None
+            group.close()

@@ -8,7 +8,6 @@ import numpy as np
 from headrace import spaces
 from headrace.agents.agent import Agent
 from headrace.agents.registry import build_agent
-from headrace.settings.config import Config
 from headrace.envs.contract import EnvGroup, EnvSpec
 from headrace.envs.registry import describe, make_group
 from headrace.experience.queue import QueueLimits, check_limits
@@ -20,6 +19,7 @@ from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
 from headrace.runtime.driver import Lane
 from headrace.seeds import Role, stream_seed
+from headrace.settings.config import Config
 from headrace.types import PyTree, Row, TimeStep
 
 

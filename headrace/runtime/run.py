@@ -4,14 +4,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.checkpointer import Checkpointer, Restored
-from headrace.settings.config import Config
 from headrace.errors import RunDirectoryError
 from headrace.experience.room import NoGuard
 from headrace.metrics.panel import Panel
@@ -19,12 +17,13 @@ from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime import snapshot
 from headrace.runtime.book import Book
 from headrace.runtime.directory import checkpoints, claim, find, write_json
-from headrace.runtime.evaluate import Evaluation, Evaluator
+from headrace.runtime.evaluations import Evaluations
 from headrace.runtime.parts import Parts, build
-from headrace.runtime.runner import Runner
+from headrace.runtime.runner import Finished, Runner
 from headrace.runtime.signals import leave_on_signal
 from headrace.runtime.sync import SyncRunner
 from headrace.runtime.threads import ThreadsRunner
+from headrace.settings.config import Config
 
 
 class Stopped(Exception):
@@ -45,16 +44,14 @@ class _Run:
     book: Book
     checkpointer: Checkpointer
     writer: MetricsWriter
-    evaluations: "_Evaluations"
+    evaluations: Evaluations
 
     def loop(self) -> None:
         """Train to the end, checkpointing and evaluating on the way."""
         every = self.config.checkpoint.every_steps
         with closing(self.runner.updates()) as updates:
             for finished in updates:
-                self.book.record(finished)
-                if self.book.due(self.config.eval.every_steps):
-                    self.evaluations.start()
+                self._record(finished)
                 self.evaluations.collect()
                 if self.book.due(every):
                     self.checkpoint()
@@ -63,57 +60,18 @@ class _Run:
         """Hold the run still and save everything that influences it."""
         with self.runner.paused() as remaining:
             for finished in remaining:
-                self.book.record(finished)
+                self._record(finished)
             self.save()
+
+    def _record(self, finished: Finished) -> None:
+        self.book.record(finished)
+        if self.book.due(self.config.eval.every_steps):
+            self.evaluations.start()
 
     def save(self) -> None:
         """Save; the run must be still."""
         arrays, meta = snapshot.take(self.parts, self.runner.next_lanes(), self.book.get_state())
         self.checkpointer.save(self.parts.learner.learned_steps, arrays, meta, self.book.figure_of_merit())
-
-
-class _Evaluations:
-    """Evaluations during training: at once in the one-thread runner, beside it otherwise."""
-
-    def __init__(self, config: Config, parts: Parts, book: Book) -> None:
-        self._parts, self._book, self._config = parts, book, config
-        self._evaluator: Evaluator | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        if config.eval.every_steps:
-            self._evaluator = Evaluator(config, parts.agent, parts.spec)
-            if config.runtime == "threads":
-                self._pool = ThreadPoolExecutor(1, thread_name_prefix="eval")
-        self._running: list[tuple[int, Future[tuple[Evaluation, float]]]] = []
-
-    def start(self) -> None:
-        """Evaluate the newest params."""
-        published, steps = self._parts.newest(), self._parts.steps
-        number = self._parts.learner.learned_steps // self._config.eval.every_steps
-
-        def work() -> tuple[Evaluation, float]:
-            assert self._evaluator is not None
-            before = time.perf_counter()
-            evaluation = self._evaluator.run(published, self._config.eval.episodes, number)
-            return evaluation, time.perf_counter() - before
-
-        if self._pool is not None:
-            self._running.append((steps, self._pool.submit(work)))
-            return
-        future: Future[tuple[Evaluation, float]] = Future()
-        future.set_result(work())
-        self._running.append((steps, future))
-
-    def collect(self, wait: bool = False) -> None:
-        """Write down the evaluations that are done."""
-        while self._running and (wait or self._running[0][1].done()):
-            steps, future = self._running.pop(0)
-            evaluation, seconds = future.result()
-            self._book.write_evaluation(steps, evaluation.summary(), seconds)
-
-    def close(self) -> None:
-        """Wait for the evaluation under way and drop those not begun."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
 
 def train(config: Config) -> dict[str, Any]:
@@ -131,15 +89,23 @@ def train(config: Config) -> dict[str, Any]:
         HeadraceError: what went wrong, in a line.
     """
     started = time.perf_counter()
-    config, path, resuming = find(config)
+    asked, (config, path, resuming) = config, find(config)
     finished = _finished_summary(path, config) if resuming else None
     if finished is not None:
         return finished
     with ExitStack() as stack:
+        if asked.run is None:
+            stack.callback(_discard_if_empty, path)
         run = _open(stack, config, path, resuming)
         got_signal = stack.enter_context(leave_on_signal(lambda: _ask_to_stop(run.parts)))
         run.loop()
         return _leave(run, path, time.perf_counter() - started, got_signal())
+
+
+def _discard_if_empty(path: Path) -> None:
+    """Leave no directory where the parts of a run could not be made."""
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _ask_to_stop(parts: Parts) -> None:
@@ -184,7 +150,7 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
     if state is not None:
         book.set_state(state["book"])
         book.begin()
-    evaluations = _Evaluations(config, parts, book)
+    evaluations = Evaluations(config, parts, book)
     stack.callback(evaluations.close)
     next_lanes = state["next_lanes"] if state else None
     runner: Runner = ThreadsRunner(parts, next_lanes) if threads else SyncRunner(parts, next_lanes)

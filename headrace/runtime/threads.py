@@ -26,7 +26,7 @@ POLL_S = 0.2
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter while another waits for it."""
 REFUSALS = 5
-"""Turns in a row that each actor is refused, ``POLL_S`` apart, until it and the idle learner are said to wait for each other."""
+"""Turns in a row, ``POLL_S`` apart, that each actor is refused until it and the idle learner wait for each other."""
 JOIN_S = 5.0
 """How long a thread may take to end beyond the time that an environment may take to step."""
 
@@ -138,6 +138,7 @@ class ThreadsRunner:
 
     def _get(self, timeout_s: float) -> Batch | None:
         """A staged batch, or with staging 0 one made here and now."""
+        batch: Batch | None
         if self._parts.config.learner.staging:
             try:
                 batch = self._staged.get(timeout=timeout_s) if timeout_s else self._staged.get_nowait()

@@ -6,8 +6,8 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headrace.settings.primitives import read_bool, read_int, read_json_object
 from headrace.errors import ConfigError
+from headrace.settings.primitives import read_bool, read_int, read_json_object
 
 C = TypeVar("C")
 
@@ -66,11 +66,17 @@ def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
 
 def nearest(name: str, known: Any) -> str:
     """``; did you mean …?`` with the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), 1, 0.5)
-    if not close:
-        tail = {k.rsplit(".", 1)[-1]: k for k in known}
-        close = [tail[c] for c in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(tail), 1, 0.5)]
-    return f"; did you mean {close[0]!r}?" if close else ""
+    tail = name.rsplit(".", 1)[-1]
+
+    def likeness(other: str) -> tuple[float, float]:
+        # By the whole name or by its last part, whichever is closer: few remember in which part a setting lies.
+        whole, last = (
+            difflib.SequenceMatcher(None, a, b).ratio() for a, b in ((name, other), (tail, other.rsplit(".", 1)[-1]))
+        )
+        return max(whole, last), whole + last
+
+    close = max(known, key=likeness, default=None)
+    return f"; did you mean {close!r}?" if close is not None and likeness(close)[0] >= 0.5 else ""
 
 
 def read(value: Any, kind: Any, name: str) -> Any:

@@ -1,11 +1,12 @@
 """Presets: complete settings by name. An agent's name is its default preset."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.agents.impala import ImpalaConfig
 from headrace.agents.optim import OptimizerConfig
-from headrace.settings.config import Config, EnvConfig, LogConfig
+from headrace.settings.config import Config, EnvConfig, ExperienceConfig, LogConfig
 from headrace.settings.fields import nearest, replace_fields
 from headrace.errors import ConfigError
 from headrace.networks.actor_critic import NetworkConfig
@@ -18,40 +19,43 @@ class Preset(NamedTuple):
     make: Callable[[], Config]
 
 
+def _small_tasks(network: NetworkConfig) -> ImpalaConfig:
+    """IMPALA for small tasks with vector observations; the agent's own defaults are those of large ones.
+
+    A large eps and a tight clip keep one bad batch from throwing the policy off a plateau it has reached.
+    """
+    return ImpalaConfig(
+        batch_size=16,
+        lambda_=0.95,
+        entropy_cost=0.03,
+        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-2, max_grad_norm=2.0),
+        network=network,
+    )
+
+
 def _impala() -> Config:
-    return Config(preset="impala")
+    return Config(preset="impala", agent=_small_tasks(NetworkConfig(separate_value=True)))
 
 
 def _cartpole() -> Config:
-    agent = ImpalaConfig(
-        batch_size=16,
-        lambda_=0.95,
-        entropy_cost=0.03,
-        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-2, max_grad_norm=5.0),
-        network=NetworkConfig(separate_value=True),
-    )
     # One group: where stepping holds the interpreter, two halves would pay a turn's fixed cost twice.
-    return Config(preset="cartpole", total_steps=450_000, agent=agent, env=EnvConfig(groups=1))
+    return replace(_impala(), preset="cartpole", total_steps=490_000, env=EnvConfig(groups=1))
 
 
 def _cartpole_memory() -> Config:
-    agent = ImpalaConfig(
-        batch_size=16,
-        lambda_=0.95,
-        entropy_cost=0.03,
-        optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-2, max_grad_norm=5.0),
-        network=NetworkConfig(core="lstm", core_size=64, separate_value=True),
-    )
+    agent = _small_tasks(NetworkConfig(core="lstm", core_size=64, separate_value=True))
     env = EnvConfig(id="headrace.envs.memory:make_cartpole_without_velocities", groups=1)
     return Config(preset="cartpole-memory", total_steps=1_000_000, agent=agent, env=env)
 
 
 def _pong() -> Config:
     agent = ImpalaConfig(
-        micro_batches=8,
+        batch_size=8,
+        micro_batches=2,
+        lambda_=0.95,
         entropy_cost=0.01,
         reward_clip="abs_one",
-        optimizer=OptimizerConfig(name="rmsprop", learning_rate=6e-4, rms_decay=0.99, eps=0.01, max_grad_norm=40.0),
+        optimizer=OptimizerConfig(learning_rate=5e-4, eps=1e-5, max_grad_norm=0.5),
         network=NetworkConfig(frame_stack=4),
     )
     return Config(
@@ -59,6 +63,7 @@ def _pong() -> Config:
         total_steps=1_000_000,
         agent=agent,
         env=EnvConfig(id="envpool:Pong-v5", num_envs=64),
+        experience=ExperienceConfig(max_lag=9),
         log=LogConfig(every_steps=5_000),
     )
 
