@@ -1,6 +1,6 @@
 """Claim: a run's memory does not grow. Trains CartPole for a million steps in a process of its own and watches it.
 
-    python bench/memory.py
+python bench/memory.py
 """
 
 import argparse
@@ -27,7 +27,9 @@ def resident_bytes(pid: int) -> int:
 
 def main() -> None:
     """Sample steps and resident memory until the run ends; write ``docs/results/memory.json``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--from-step", type=int, default=200_000)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -41,7 +43,9 @@ def main() -> None:
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while process.poll() is None:
-            lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+            lines = (
+                (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+            )
             try:
                 if lines:
                     samples.append((json.loads(lines[-1])["steps"], resident_bytes(process.pid)))
@@ -62,11 +66,14 @@ def main() -> None:
         "resident_mb_at_end": round(after / 1e6, 1),
         "growth": round(after / before - 1, 5),
         "growth_most": round(most / before - 1, 5),
-        "samples": [[steps, round(memory / 1e6, 1)] for steps, memory in samples[:: max(len(samples) // 50, 1)]],
+        "samples": [
+            [steps, round(memory / 1e6, 1)] for steps, memory in samples[:: max(len(samples) // 50, 1)]
+        ],
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "memory.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result) if arguments.json else f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({result['growth']:+.2%})")
+    text = f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB ({result['growth']:+.2%})"
+    print(json.dumps(result) if arguments.json else text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Claim: the scores in README and docs. Trains a preset with several seeds, evaluates each, and writes the result as data.
 
-    python bench/scores.py cartpole
-    python bench/scores.py cartpole-sync
-    python bench/scores.py cartpole-memory
-    python bench/scores.py cartpole-memory-feedforward
-    python bench/scores.py pong
+python bench/scores.py cartpole
+python bench/scores.py cartpole-sync
+python bench/scores.py cartpole-memory
+python bench/scores.py cartpole-memory-feedforward
+python bench/scores.py pong
 """
 
 import argparse
@@ -50,7 +50,9 @@ def run_seed(task: dict[str, Any], seed: int, directory: Path, episodes: int) ->
 
 def main() -> None:
     """Run a task and write ``docs/results/TASK.json``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+")

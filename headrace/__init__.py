@@ -1,19 +1,19 @@
 """headrace: one asynchronous actor-learner system for deep reinforcement learning on JAX.
 
-    config = headrace.config("cartpole", **{"seed": 1, "env.num_envs": 64})
-    summary = headrace.train(config)
-    headrace.evaluate(summary["run"], episodes=20)
-    policy = headrace.load(summary["run"])
+config = headrace.config("cartpole", **{"seed": 1, "env.num_envs": 64})
+summary = headrace.train(config)
+headrace.evaluate(summary["run"], episodes=20)
+policy = headrace.load(summary["run"])
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.settings.config import Config
-    from headrace.settings.presets import config
     from headrace.runtime.policy import Policy, evaluate, load
     from headrace.runtime.run import Stopped, train
+    from headrace.settings.config import Config
+    from headrace.settings.presets import config
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Policy", "Stopped", "config", "evaluate", "load", "train"]

@@ -120,7 +120,9 @@ def _box(space: gym.spaces.Box, path: str) -> BoxSpec:
     elif env_dtype.kind in _AGENT_DTYPE:
         dtype = np.dtype(_AGENT_DTYPE[env_dtype.kind])
     else:
-        raise UnsupportedSpaceError(f"{path} is a Box of {env_dtype}; expected a float, integer or bool dtype.")
+        raise UnsupportedSpaceError(
+            f"{path} is a Box of {env_dtype}; expected a float, integer or bool dtype."
+        )
     return BoxSpec(tuple(space.shape), dtype, env_dtype, np.asarray(space.low), np.asarray(space.high))
 
 

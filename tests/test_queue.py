@@ -107,7 +107,7 @@ def test_limits_are_refused_exactly_where_they_deadlock(at_once):
             assert not found, (limits, size, groups)
         except ConfigError:
             refused += 1
-            # The check is for any speeds of the groups and any remainder; it may refuse a little more than random orders find.
+            # The check is for any speeds and any remainder; it may refuse a little more than random orders find.
             assert found or limits.permits < (at_once - 1) * size * groups + batch - 1 + size
     assert refused > 10
 

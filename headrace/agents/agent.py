@@ -48,8 +48,8 @@ class Report(NamedTuple):
 class Phase(NamedTuple):
     """One pair of the stages of an update.
 
-    ``grads(state, minibatch, key) -> (grad_sum, weight_sum, Report)``: sums over rows, never means, so that micro-batches and
-    devices add up exactly. ``apply(state, grad_sum, weight_sum, progress) -> (state, metrics)``.
+    ``grads(state, minibatch, key) -> (grad_sum, weight_sum, Report)``: sums over rows, never means, so that
+    micro-batches and devices add up exactly. ``apply(state, grad_sum, weight_sum, progress) -> (state, metrics)``.
     """
 
     grads: Callable[[LearnerState, Trajectory, Array], tuple[PyTree, Array, Report]]
@@ -191,9 +191,7 @@ def add_sums(parts: list[tuple[PyTree, Array, Report]]) -> tuple[PyTree, Array, 
     return total
 
 
-def add_two(
-    a: tuple[PyTree, Array, Report], b: tuple[PyTree, Array, Report]
-) -> tuple[PyTree, Array, Report]:
+def add_two(a: tuple[PyTree, Array, Report], b: tuple[PyTree, Array, Report]) -> tuple[PyTree, Array, Report]:
     """``a + b`` of two results of ``grads``."""
     grads, weight, metrics = jax.tree.map(jnp.add, (a[0], a[1], a[2].metrics), (b[0], b[1], b[2].metrics))
     writes = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a[2].writes, b[2].writes)

@@ -98,7 +98,9 @@ class ImpalaConfig:
                 f"{self.entropy_speed}; expected each above 0 (or None for no clip)"
             )
         if self.target_entropy is not None and self.entropy_cost <= 0:
-            raise ConfigError("target_entropy adapts entropy_cost from where it starts; give entropy_cost > 0")
+            raise ConfigError(
+                "target_entropy adapts entropy_cost from where it starts; give entropy_cost > 0"
+            )
 
 
 class ImpalaState(NamedTuple):
@@ -179,12 +181,16 @@ def impala(
     if network is None:
         network = actor_critic(config.network, spec.observation, spec.action, dist.size)
     if config.burn_in and not jax.tree.leaves(jax.eval_shape(lambda: network.initial_carry(1))):
-        raise ConfigError(f"burn_in {config.burn_in} with a network without recurrence; set network.core or burn_in 0")
+        raise ConfigError(
+            f"burn_in {config.burn_in} with a network without recurrence; set network.core or burn_in 0"
+        )
     transform = reward_transform(config.reward_clip, config.max_abs_reward)
 
     def init(key: Array) -> ImpalaState:
         params = network.init(key)
-        log_cost = np.log(config.entropy_cost) / config.entropy_speed if config.target_entropy is not None else 0.0
+        log_cost = (
+            np.log(config.entropy_cost) / config.entropy_speed if config.target_entropy is not None else 0.0
+        )
         return ImpalaState(
             params, jnp.asarray(log_cost, jnp.float32), optim.make_optimizer(config.optimizer).init(params)
         )
@@ -281,7 +287,9 @@ def _terms(
         )
 
     targets = jax.vmap(one_stream, in_axes=1, out_axes=1)(
-        *jax.lax.stop_gradient((value, out.value[1:], transform(rows.timestep.reward[1:]), discount_t, log_rho, valid))
+        *jax.lax.stop_gradient(
+            (value, out.value[1:], transform(rows.timestep.reward[1:]), discount_t, log_rho, valid)
+        )
     )
     return Terms(policy, behaviour, action, value, targets, valid * weight, entropy_cost)
 

@@ -37,11 +37,13 @@ class OptimizerConfig:
         """Refuse rates and norms that cannot be meant."""
         if self.learning_rate <= 0 or not 0 <= self.final_fraction <= 1:
             raise ConfigError(
-                f"learning_rate {self.learning_rate} with final_fraction {self.final_fraction}; expected a positive rate and "
-                f"a fraction within 0 … 1"
+                f"learning_rate {self.learning_rate} with final_fraction {self.final_fraction}; expected a positive "
+                f"rate and a fraction within 0 … 1"
             )
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise ConfigError(f"max_grad_norm {self.max_grad_norm}; expected a positive norm, or None for no clipping")
+            raise ConfigError(
+                f"max_grad_norm {self.max_grad_norm}; expected a positive norm, or None for no clipping"
+            )
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -29,12 +29,16 @@ def build_agent(config: Any, spec: EnvSpec, reference: str | None = None) -> Age
     if reference is not None:
         agent = load_function(reference)(config, spec)
         if not isinstance(agent, Agent):
-            raise ConfigError(f"{reference} returned a {type(agent).__name__}; expected a headrace.agents.Agent")
+            raise ConfigError(
+                f"{reference} returned a {type(agent).__name__}; expected a headrace.agents.Agent"
+            )
         return agent
     for kind, build, _ in AGENTS.values():
         if isinstance(config, kind):
             return build(config, spec)
-    raise ConfigError(f"no agent has settings of the class {type(config).__name__}; known: {', '.join(AGENTS)}")
+    raise ConfigError(
+        f"no agent has settings of the class {type(config).__name__}; known: {', '.join(AGENTS)}"
+    )
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -53,7 +57,9 @@ def load_function(reference: str) -> Callable[..., Any]:
     try:
         return getattr(importlib.import_module(module_name), name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{reference}: there is no module {error.name!r} in the working directory or installed") from error
+        raise ConfigError(
+            f"{reference}: there is no module {error.name!r} in the working directory or installed"
+        ) from error
     except AttributeError as error:
         raise ConfigError(f"{reference}: module {module_name} has no {name!r}") from error
     finally:

@@ -12,8 +12,8 @@ import tyro
 from headrace.errors import ConfigError
 from headrace.settings.config import Config
 from headrace.settings.fields import flatten, nearest, read, replace_fields, types_of
-from headrace.settings.primitives import read_json_object
 from headrace.settings.presets import PRESETS, preset
+from headrace.settings.primitives import read_json_object
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def parse_train(words: Sequence[str]) -> Train:
     """
     if not words or words[0] in ("-h", "--help"):
         known = "\n".join(f"  {name:<18}{p.about}" for name, p in PRESETS.items())
-        print(f"usage: headrace train PRESET|AGENT [options]\n\n{known}\n\n`headrace train PRESET --help` lists its settings.")
+        print(f"usage: headrace train PRESET|AGENT [options]\n\n{known}\n")
+        print("`headrace train PRESET --help` lists its settings.")
         raise SystemExit(0 if words else 2)
     if words[0].startswith("-"):
         raise ConfigError(f"got {words[0]!r}, expected a preset or agent first: {', '.join(PRESETS)}")
@@ -51,7 +52,9 @@ def parse_train(words: Sequence[str]) -> Train:
     kinds = {**types_of(config), "json": bool, "config_file": str}
     options = normalise(rest, {name: kind for name, kind in kinds.items() if name != "preset"})
     # Contradictions are found here, where they are one line; tyro would draw a box.
-    replace_fields(config, {name: value for name, value in options.values.items() if name in types_of(config)})
+    replace_fields(
+        config, {name: value for name, value in options.values.items() if name in types_of(config)}
+    )
     return tyro.cli(Train, prog=f"headrace train {words[0]}", default=Train(config), args=options.words)
 
 
@@ -112,7 +115,9 @@ def normalise(words: Sequence[str], kinds: Mapping[str, Any]) -> Options:
             values.append(rest.pop(0))
         if not values and not many:
             raise ConfigError(f"--{_dashed(name)} needs a value")
-        out.values[name] = [_checked(v, kind, name) for v in values] if many else _checked(values[0], kind, name)
+        out.values[name] = (
+            [_checked(v, kind, name) for v in values] if many else _checked(values[0], kind, name)
+        )
         out.words.extend([_spell(name, False), *(out.values[name] if many else [out.values[name]])])
     return out
 

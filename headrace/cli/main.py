@@ -46,7 +46,9 @@ def run(words: list[str]) -> int:
         if words[0] not in commands:
             from headrace.settings.fields import nearest
 
-            raise ConfigError(f"unknown command {words[0]!r}{nearest(words[0], commands)} Known: {', '.join(commands)}")
+            raise ConfigError(
+                f"unknown command {words[0]!r}{nearest(words[0], commands)} Known: {', '.join(commands)}"
+            )
         return commands[words[0]](words[1:])
     except HeadraceError as error:
         print(f"headrace: error: {_one_line(error)}", file=sys.stderr)
@@ -120,7 +122,9 @@ def _bench(words: list[str]) -> int:
         if words and words[0] in ("-h", "--help"):
             print("usage: headrace bench path --preset NAME [--json]")
             return 0
-        raise ConfigError(f"got bench {' '.join(words[:1]) or '(nothing)'}, expected: headrace bench path --preset NAME")
+        raise ConfigError(
+            f"got bench {' '.join(words[:1]) or '(nothing)'}, expected: headrace bench path --preset NAME"
+        )
     arguments = parse(BenchPath, "headrace bench path", words[1:])
     from headrace.bench.path import bench_path, table
 

@@ -67,14 +67,18 @@ def check_values(
         fine = np.abs(reward) <= _F32_MAX  # False for NaN too
         if not fine.all():
             k = int(np.argmin(fine))
-            raise EnvironmentFailure(_bad_value(name, "reward", reward[k], int(slot_ids[k]), steps, first_slot))
+            raise EnvironmentFailure(
+                _bad_value(name, "reward", reward[k], int(slot_ids[k]), steps, first_slot)
+            )
     for leaf, value in tree_leaves(spec, observation):
         if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
             rows = np.isfinite(value).reshape(len(value), -1)
             if not rows.all():
                 k = int(np.argmin(rows.all(axis=1)))
                 bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
-                raise EnvironmentFailure(_bad_value(name, "observation", bad, int(slot_ids[k]), steps, first_slot))
+                raise EnvironmentFailure(
+                    _bad_value(name, "observation", bad, int(slot_ids[k]), steps, first_slot)
+                )
 
 
 def _bad_value(

@@ -285,7 +285,9 @@ class GymGroup:
                 env.close()
             except Exception as exc:  # closing goes on with the others
                 warnings.warn(
-                    f"env {self._name} slot {self._first_slot + slot}: close() raised {exc!r}", RuntimeWarning, stacklevel=2
+                    f"env {self._name} slot {self._first_slot + slot}: close() raised {exc!r}",
+                    RuntimeWarning,
+                    stacklevel=2,
                 )
 
 

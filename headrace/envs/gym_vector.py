@@ -131,7 +131,13 @@ class VectorGroup:
         self._waiting = np.zeros(self.num_slots, bool)
         self._sent[slot_ids] = False  # what was sent in answer to the last row is ignored
         checks.check_values(
-            self._name, self.spec.observation, observation, np.zeros(n), slot_ids, self._steps, self._first_slot
+            self._name,
+            self.spec.observation,
+            observation,
+            np.zeros(n),
+            slot_ids,
+            self._steps,
+            self._first_slot,
         )
         return TimeStep(observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy()), slot_ids
 
@@ -170,7 +176,9 @@ class VectorGroup:
         self._keep_infos(infos, terminated | truncated)
         self._sent = np.zeros(self.num_slots, bool)
         self._pending = rows.zeros_env(self.spec.action, self.num_slots)
-        checks.check_values(self._name, self.spec.observation, observation, reward, self._all, self._steps, self._first_slot)
+        checks.check_values(
+            self._name, self.spec.observation, observation, reward, self._all, self._steps, self._first_slot
+        )
         return TimeStep(observation, reward.astype(np.float32), first, terminated, truncated)
 
     def _with_final(self, observation: PyTree, infos: dict[str, Any]) -> PyTree:

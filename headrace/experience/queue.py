@@ -1,7 +1,7 @@
 """The bounded queue of complete ranges, and the count of ranges in flight that bounds lag.
 
 A range is *in flight* from the row where it begins until the update that trained on it is published: it is being
-collected, queued, staged or trained on. With at most ``(max_lag + 1) · batch_size`` ranges in flight and first in, first out, a range
+collected, queued, staged or trained on. With at most ``(max_lag + 1) · batch_size`` of them, first in, first out, a range
 that begins with the params of update ``v`` is trained on at update ``v + max_lag`` at the latest. What is older all
 the same (a straggler) is dropped when a batch is made, and counted.
 
@@ -56,7 +56,12 @@ def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> N
     Raises:
         ConfigError: with the reason and what to change.
     """
-    if limits.batch_size < 1 or limits.capacity < limits.batch_size or limits.max_lag < 0 or limits.max_reuse < 1:
+    if (
+        limits.batch_size < 1
+        or limits.capacity < limits.batch_size
+        or limits.max_lag < 0
+        or limits.max_reuse < 1
+    ):
         raise ConfigError(
             f"{limits}: expected batch_size >= 1, capacity >= batch_size, max_lag >= 0 and max_reuse >= 1"
         )

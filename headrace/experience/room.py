@@ -71,7 +71,9 @@ class Experience:
         self.queue = Queue(limits)
         self.guard = guard
         self.cut = 0
-        self._counted = np.full(num_slots, -1, np.int64)  # per slot, number of the newest range given to the learner
+        self._counted = np.full(
+            num_slots, -1, np.int64
+        )  # per slot, number of the newest range given to the learner
 
     def observe(self, timestep: TimeStep, slot_ids: np.ndarray, run_ids: np.ndarray) -> np.ndarray:
         """Write what slots said; queue the ranges that it completes. Returns ``begins``, bool ``[b]`` (see ``Observed``)."""

@@ -186,7 +186,9 @@ class Store:
             "ring": [x.copy() for x in jax.tree.leaves(self._ring)],
             "carry": [x.copy() for x in jax.tree.leaves(self._carry)],
             "slots": np.stack(self._per_slot()),
-            "held": np.array([(s, x) for s, held in enumerate(self._held) for x in held], np.int64).reshape(-1, 2),
+            "held": np.array([(s, x) for s, held in enumerate(self._held) for x in held], np.int64).reshape(
+                -1, 2
+            ),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -53,7 +53,9 @@ class Compiled(NamedTuple):
 
 def compile_inference(agent: Agent, training: bool = True) -> Compiled:
     """Jit the step and the renewal, both donating the slots."""
-    return Compiled(xla.jit(make_step(agent, training), donate_argnums=(2,)), jax.jit(renew, donate_argnums=(0,)))
+    return Compiled(
+        xla.jit(make_step(agent, training), donate_argnums=(2,)), jax.jit(renew, donate_argnums=(0,))
+    )
 
 
 def bucket(size: int, most: int) -> int:

@@ -61,12 +61,17 @@ def fresh_slots(agent: Agent, spec: EnvSpec, seeds: np.ndarray) -> Slots:
 def make_step(agent: Agent, training: bool) -> Step:
     """The step ``(params, progress, slots, timestep [b], ids, global_ids [b]) -> (slots, Answer)``, to be jitted.
 
-    ``ids`` are the rows of ``slots`` that speak, padded with ``N`` (dropped); None: all of them, in order. ``global_ids`` are
+    ``ids`` are the rows of ``slots`` that speak, padded with ``N`` (dropped); None: all, in order. ``global_ids`` are
     the slots' ids in the run. Without ``training`` every slot is greedy.
     """
 
     def step(
-        params: Params, progress: Progress, slots: Slots, timestep: TimeStep, ids: Array | None, global_ids: Array
+        params: Params,
+        progress: Progress,
+        slots: Slots,
+        timestep: TimeStep,
+        ids: Array | None,
+        global_ids: Array,
     ) -> tuple[Slots, Answer]:
         mine = slots if ids is None else jax.tree.map(lambda x: x.at[ids].get(mode="clip"), slots)
         observation, recent = timestep.observation, mine.recent
@@ -86,4 +91,6 @@ def make_step(agent: Agent, training: bool) -> Step:
 
 def renew(slots: Slots, fresh: Slots, mask: Array) -> Slots:
     """``slots`` with those of ``mask`` bool ``[N]`` replaced by ``fresh``: a new life begins with nothing of the old one."""
-    return jax.tree.map(lambda new, old: jnp.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, slots)
+    return jax.tree.map(
+        lambda new, old: jnp.where(mask.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, slots
+    )

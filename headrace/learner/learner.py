@@ -112,4 +112,3 @@ class Learner:
         self.state = jax.tree.map(lambda x: jax.numpy.array(x, copy=True), state["state"])
         self.updates, self.learned_steps = int(state["updates"]), int(state["learned_steps"])
         self._nonfinite_in_a_row = int(state["nonfinite_in_a_row"])
-

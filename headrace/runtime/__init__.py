@@ -1,1 +1,1 @@
-"""Who runs where: ``parts`` makes the rooms, ``driver`` turns them, ``sync`` and ``threads`` run them, ``run`` is a whole run."""
+"""Who runs where: ``parts`` makes the rooms, ``driver`` turns them, ``sync`` and ``threads`` run them, ``run`` is a run."""

@@ -1,8 +1,8 @@
 """A run is a directory: its settings, its metrics, its checkpoints.
 
-    config.json   settings as resolved          metrics.jsonl, tensorboard/   metrics
-    summary.json  of a finished run             log.txt                       what happened when
-    checkpoints/  latest, best, milestones
+config.json   settings as resolved          metrics.jsonl, tensorboard/   metrics
+summary.json  of a finished run             log.txt                       what happened when
+checkpoints/  latest, best, milestones
 """
 
 import json
@@ -54,7 +54,9 @@ def find(config: Config) -> tuple[Config, Path, bool]:
         return config, path, False
     saved = read_config(path)
     if not config.resume:
-        raise RunDirectoryError(f"{path} holds a run already; leave out --no-resume to continue it, or give another directory")
+        raise RunDirectoryError(
+            f"{path} holds a run; leave out --no-resume to continue it, or give another directory"
+        )
     differences = compare(saved, config)
     if differences:
         raise ConfigError(
@@ -68,7 +70,9 @@ def claim(config: Config, path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be made ({error.strerror}); give another directory") from error
+        raise RunDirectoryError(
+            f"{path} cannot be made ({error.strerror}); give another directory"
+        ) from error
     write_json(path / "config.json", as_json(config))
 
 
@@ -81,7 +85,9 @@ def _fresh(name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunDirectoryError(f"{path} cannot be made ({error.strerror}); give another with --run") from error
+            raise RunDirectoryError(
+                f"{path} cannot be made ({error.strerror}); give another with --run"
+            ) from error
         return path
     raise RunDirectoryError("could not find a free name under runs/; give one with --run")
 
@@ -94,7 +100,9 @@ def read_config(path: Path) -> Config:
     """
     file = path / "config.json"
     if not file.is_file():
-        raise RunDirectoryError(f"{path} is not a run: it has no config.json. Give a directory that `headrace train` made")
+        raise RunDirectoryError(
+            f"{path} is not a run: it has no config.json. Give a directory that `headrace train` made"
+        )
     try:
         saved = json.loads(file.read_text())
         name = saved.pop("preset")
@@ -109,7 +117,8 @@ def compare(saved: Config, given: Config) -> list[str]:
     return [
         f"{name}: {before[name]!r} there, {now[name]!r} here"
         for name in before
-        if before[name] != now[name] and not any(name == m or (m[-1] == "." and name.startswith(m)) for m in MAY_CHANGE)
+        if before[name] != now[name]
+        and not any(name == m or (m[-1] == "." and name.startswith(m)) for m in MAY_CHANGE)
     ]
 
 
@@ -129,7 +138,8 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=1) + "\n")
         partial.replace(path)
     except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written ({error.strerror}); make room, or give another directory") from error
+        why = f"{path} cannot be written ({error.strerror}); make room, or give another directory"
+        raise RunDirectoryError(why) from error
 
 
 def checkpoints(path: Path, config: Config, **options: Any) -> Checkpointer:

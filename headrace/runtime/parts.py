@@ -79,10 +79,14 @@ class Parts:
 def env_spec(config: Config) -> EnvSpec:
     """The spec of the run's environments."""
     env = config.env
-    return describe(env.id, kwargs=env.kwargs, vectorization=env.vectorization, max_episode_steps=env.max_episode_steps)
+    return describe(
+        env.id, kwargs=env.kwargs, vectorization=env.vectorization, max_episode_steps=env.max_episode_steps
+    )
 
 
-def make_envs(config: Config, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0) -> EnvGroup:
+def make_envs(
+    config: Config, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0
+) -> EnvGroup:
     """A group of the run's environments, seeded by their global slot ids from ``first_slot`` on."""
     env = config.env
     return make_group(
@@ -153,7 +157,9 @@ def build(config: Config, guard: Guard, lane_states: list[dict[str, Any]] | None
             life = _first_life(lane_states[index]) if lane_states else 0
             group = make_envs(config, size, Role.TRAIN_ENV, first_slot, life)
             slot_ids = np.arange(first_slot, first_slot + size)
-            inference = ActorInference(agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION)
+            inference = ActorInference(
+                agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION
+            )
             episodes = EpisodeTracker(size, learned.reward_transform)
             timeout = config.env.step_timeout_s
             parts.lanes.append(

@@ -11,8 +11,6 @@ from headrace import spaces
 from headrace.agents.agent import ActInput, Agent, Params
 from headrace.agents.registry import build_agent
 from headrace.checkpoint.tree import unflatten
-from headrace.settings.config import Config
-from headrace.settings.fields import replace_fields
 from headrace.envs.contract import EnvSpec
 from headrace.errors import ConfigError
 from headrace.inference.actor import Published
@@ -21,6 +19,8 @@ from headrace.networks.context import stack_step
 from headrace.runtime.evaluate import Evaluator
 from headrace.runtime.parts import env_spec
 from headrace.runtime.snapshot import open_checkpoints
+from headrace.settings.config import Config
+from headrace.settings.fields import replace_fields
 from headrace.types import Progress, PyTree, TimeStep
 
 
@@ -76,12 +76,16 @@ class Policy:
             ValueError: ``explore`` without a key.
         """
         if explore and key is None:
-            raise ValueError("explore=True samples an action and needs key=jax.random.key(…), another one each step")
+            raise ValueError(
+                "explore=True samples an action and needs key=jax.random.key(…), another one each step"
+            )
         first = carry.fresh if first is None else first
         timestep = self._timestep(observation, reward, first)
         key = jax.random.key(0) if key is None else key
         action, slots = self._act(self.params, carry.slots, timestep, jnp.full(1, float(explore)), key)
-        env_action = jax.tree.map(lambda x: np.asarray(x)[0], self.agent.to_env(jax.tree.map(np.asarray, action)))
+        env_action = jax.tree.map(
+            lambda x: np.asarray(x)[0], self.agent.to_env(jax.tree.map(np.asarray, action))
+        )
         return env_action, PolicyCarry(slots, False)
 
     def value(self, observation: PyTree, carry: PolicyCarry) -> float:
@@ -99,7 +103,11 @@ class Policy:
         no = np.zeros(1, bool)
         reward = 0.0 if first else reward
         return TimeStep(
-            spaces.to_agent(self.spec.observation, one), np.full(1, reward, np.float32), np.full(1, first), no, no
+            spaces.to_agent(self.spec.observation, one),
+            np.full(1, reward, np.float32),
+            np.full(1, first),
+            no,
+            no,
         )
 
     def _seen(self, slots: Slots, timestep: TimeStep, explore: Any) -> tuple[ActInput, PyTree]:
@@ -108,7 +116,9 @@ class Policy:
             observation, recent = stack_step(slots.recent, observation, timestep.first)
         return ActInput(timestep._replace(observation=observation), slots.prev_action, explore), recent
 
-    def _act_one(self, params: Params, slots: Slots, timestep: TimeStep, explore: Any, key: Any) -> tuple[PyTree, Slots]:
+    def _act_one(
+        self, params: Params, slots: Slots, timestep: TimeStep, explore: Any, key: Any
+    ) -> tuple[PyTree, Slots]:
         x, recent = self._seen(slots, timestep, explore)
         (action, _), carry = self.agent.act(params, slots.carry, x, key[None])
         return action, slots._replace(carry=carry, recent=recent, prev_action=action)

@@ -31,7 +31,9 @@ class Stopped(Exception):
 
     def __init__(self, signal_number: int | None, summary: dict[str, Any]) -> None:
         self.signal_number, self.summary = signal_number, summary
-        super().__init__(f"stopped at {summary['steps']} steps; the same command with --run {summary['run']} continues")
+        super().__init__(
+            f"stopped at {summary['steps']} steps; the same command with --run {summary['run']} continues"
+        )
 
 
 @dataclass
@@ -120,7 +122,9 @@ def _finished_summary(path: Path, config: Config) -> dict[str, Any] | None:
     try:
         summary = json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        raise RunDirectoryError(f"{file} cannot be read ({error}); delete it to go on from the last checkpoint") from error
+        raise RunDirectoryError(
+            f"{file} cannot be read ({error}); delete it to go on from the last checkpoint"
+        ) from error
     return summary if summary["steps"] >= config.total_steps else None
 
 
@@ -166,7 +170,9 @@ def _newest_checkpoint(path: Path, config: Config, notes: list[str]) -> Restored
     return None
 
 
-def _writer(config: Config, path: Path, restored: Restored | None, state: dict[str, Any] | None) -> MetricsWriter:
+def _writer(
+    config: Config, path: Path, restored: Restored | None, state: dict[str, Any] | None
+) -> MetricsWriter:
     offset, steps = (state["book"]["offset"], restored.meta["steps"]) if restored and state else (0, 0)
     return MetricsWriter.resume(path, offset, steps, tensorboard=config.log.tensorboard)
 

@@ -11,7 +11,7 @@ from types import FrameType
 def leave_on_signal(leave: Callable[[], None]) -> Iterator[Callable[[], int | None]]:
     """Call ``leave`` on the first SIGINT or SIGTERM; a second one interrupts at once.
 
-    Gives a function that tells which signal came. Off the main thread, where Python delivers no signals, nothing is installed.
+    Gives a function that tells which signal came. Off the main thread, where Python delivers none, nothing is installed.
     """
     got: list[int] = []
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from headrace.checkpoint.checkpointer import Checkpointer, Restored
 from headrace.checkpoint.tree import flatten, join, split, unflatten
-from headrace.settings.config import Config
 from headrace.errors import ConfigError, RunDirectoryError
 from headrace.runtime.directory import checkpoints, read_config
 from headrace.runtime.parts import Parts
+from headrace.settings.config import Config
 from headrace.types import PyTree
 
 
@@ -98,7 +98,9 @@ class open_checkpoints:  # a context manager, used like a function
 
     def __enter__(self) -> tuple[Config, Checkpointer]:
         if not self._path.is_dir():
-            raise RunDirectoryError(f"there is no run {self._path}; give a directory that `headrace train` made")
+            raise RunDirectoryError(
+                f"there is no run {self._path}; give a directory that `headrace train` made"
+            )
         config = read_config(self._path)
         self._checkpointer = checkpoints(self._path, config, read_only=True)
         return config, self._checkpointer

@@ -51,7 +51,9 @@ class ThreadsRunner:
         self._quit = self._pause = False
         self._still: set[str] = set()
         self._collecting: set[str] = set()  # names of the actor threads that are not done
-        self._refusals: dict[str, int] = {}  # by name of an actor thread: turns in a row without leave to go on
+        self._refusals: dict[
+            str, int
+        ] = {}  # by name of an actor thread: turns in a row without leave to go on
         self._given_back = 0  # batches whose places in flight were given back
         self._staging = parts.config.learner.staging > 0
         self._threads: list[threading.Thread] = []
@@ -63,7 +65,10 @@ class ThreadsRunner:
             self._start()
             while (batch := self._next_batch()) is not None or self._in_flight is not None:
                 # Dispatch the next update before waiting for the one before: the device is never idle between them.
-                before, self._in_flight = self._in_flight, self._parts.learner.dispatch(batch) if batch else None
+                before, self._in_flight = (
+                    self._in_flight,
+                    self._parts.learner.dispatch(batch) if batch else None,
+                )
                 if before is not None:
                     yield self._publish(before)
             self._raise_error()
@@ -172,7 +177,10 @@ class ThreadsRunner:
             if self._in_flight is not None:
                 learned, self._in_flight = self._in_flight, None
                 yield self._publish(learned)
-            if self._parts.config.learner.staging and (batch := self._get(0.0 if still else 0.01)) is not None:
+            if (
+                self._parts.config.learner.staging
+                and (batch := self._get(0.0 if still else 0.01)) is not None
+            ):
                 self._in_flight = self._parts.learner.dispatch(batch)
                 continue
             if still:
@@ -180,7 +188,9 @@ class ThreadsRunner:
             if not self._parts.config.learner.staging:
                 time.sleep(0.001)
             if time.monotonic() > deadline:
-                raise WaitTimeoutError(f"waited for {sorted(names - self._still)} to hold still for a checkpoint")
+                raise WaitTimeoutError(
+                    f"waited for {sorted(names - self._still)} to hold still for a checkpoint"
+                )
 
     def _raise_error(self) -> None:
         if self._error is not None:

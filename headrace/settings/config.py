@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from headrace.agents.impala import ImpalaConfig
-from headrace.settings.primitives import JSON_OBJECT
 from headrace.errors import ConfigError
 from headrace.experience.queue import OnFull
 from headrace.learner.learner import LearnerConfig
+from headrace.settings.primitives import JSON_OBJECT
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class EnvConfig:
         """Refuse groups that do not divide the environments."""
         if min(self.num_envs, self.groups, self.actor_threads) < 1 or self.num_threads < 0:
             raise ConfigError(
-                f"env.num_envs {self.num_envs}, env.groups {self.groups}, env.actor_threads {self.actor_threads}, env.num_threads "
-                f"{self.num_threads}; expected at least 1, 1, 1 and 0"
+                f"env.num_envs {self.num_envs}, env.groups {self.groups}, env.actor_threads {self.actor_threads}, "
+                f"env.num_threads {self.num_threads}; expected at least 1, 1, 1 and 0"
             )
         if self.num_envs % self.groups:
             raise ConfigError(
@@ -98,8 +98,8 @@ class EvalConfig:
         """Refuse what cannot be shared evenly."""
         if self.every_steps < 0 or self.num_envs < 1 or self.episodes < 1:
             raise ConfigError(
-                f"eval.every_steps {self.every_steps}, eval.episodes {self.episodes}, eval.num_envs {self.num_envs}; expected "
-                f"at least 0, 1 and 1"
+                f"eval.every_steps {self.every_steps}, eval.episodes {self.episodes}, eval.num_envs {self.num_envs}; "
+                f"expected at least 0, 1 and 1"
             )
 
 

@@ -71,7 +71,8 @@ def nearest(name: str, known: Any) -> str:
     def likeness(other: str) -> tuple[float, float]:
         # By the whole name or by its last part, whichever is closer: few remember in which part a setting lies.
         whole, last = (
-            difflib.SequenceMatcher(None, a, b).ratio() for a, b in ((name, other), (tail, other.rsplit(".", 1)[-1]))
+            difflib.SequenceMatcher(None, a, b).ratio()
+            for a, b in ((name, other), (tail, other.rsplit(".", 1)[-1]))
         )
         return max(whole, last), whole + last
 

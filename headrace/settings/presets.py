@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from headrace.agents.impala import ImpalaConfig
 from headrace.agents.optim import OptimizerConfig
-from headrace.settings.config import Config, EnvConfig, ExperienceConfig, LogConfig
-from headrace.settings.fields import nearest, replace_fields
 from headrace.errors import ConfigError
 from headrace.networks.actor_critic import NetworkConfig
+from headrace.settings.config import Config, EnvConfig, ExperienceConfig, LogConfig
+from headrace.settings.fields import nearest, replace_fields
 
 
 class Preset(NamedTuple):
@@ -53,9 +53,9 @@ def _pong() -> Config:
         batch_size=8,
         micro_batches=2,
         lambda_=0.95,
-        entropy_cost=0.01,
+        entropy_cost=0.001,
         reward_clip="abs_one",
-        optimizer=OptimizerConfig(learning_rate=5e-4, eps=1e-5, max_grad_norm=0.5),
+        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-5, max_grad_norm=0.5),
         network=NetworkConfig(frame_stack=4),
     )
     return Config(
