@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import collect, parts_of, tiny
-from test_impala import SPEC, full_trajectory
+from test_impala import SPEC, full_trajectory, linear_network
 
 from headrace.agents.agent import Phase, Report, compose
 from headrace.agents.impala import ImpalaConfig, impala
@@ -23,8 +23,8 @@ START = Progress(np.float32(0.25), np.int32(3))
 
 
 def agent_of(**options):
-    network = options.pop("network", NetworkConfig(hidden=(8,)))
-    return impala(ImpalaConfig(**{"unroll_length": 5, "batch_size": 8, "network": network, **options}), SPEC)
+    network = None if "network" in options else linear_network()
+    return impala(ImpalaConfig(**{"unroll_length": 5, "batch_size": 8, **options}), SPEC, network=network)
 
 
 def batch_of(trajectory, steps=10):
@@ -45,7 +45,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_stage_by_stage_is_compose(parts):
     options = {
         "target_entropy": 0.5,
@@ -215,7 +215,7 @@ def test_settings_are_checked():
             LearnerConfig(**options)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_what_was_handed_over_is_not_read_again(micro):
     """The ring is written over right after an update was dispatched, many times, with a batch large enough to read late."""
     config = tiny(
@@ -231,7 +231,7 @@ def test_what_was_handed_over_is_not_read_again(micro):
     clean = parts.learner.get_state()
     clean = {**clean, "state": jax.tree.map(np.asarray, clean["state"])}
     results = []
-    for attempt in range(20):
+    for attempt in range(12):
         store.set_state(ring)
         parts.learner.set_state(clean)
         batch = parts.experience.collate(batches[-1].items, 0)

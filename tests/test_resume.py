@@ -131,11 +131,10 @@ def test_environments_whose_state_cannot_be_had_are_reset(lag, tmp_path, monkeyp
         tmp_path / "run", env__id="helpers:make_without_state", agent__network__frame_stack=3,
         agent__network__core="gru", total_steps=128, checkpoint__every_steps=1, experience__max_lag=lag,
     )  # fmt: skip
-    killed_after(monkeypatch, 4, config)
-    killed_after(monkeypatch, 6, config)
+    killed_after(monkeypatch, 5, config)
     summary = train(config)
     assert summary["steps"] >= 128
-    assert log(tmp_path / "run").count("environments were reset") == 2
+    assert log(tmp_path / "run").count("environments were reset") == 1
 
 
 def at_update(updates, **options):
@@ -201,7 +200,7 @@ def test_contradictions_are_refused_by_name(tmp_path):
     for name, value in {"agent.discount": 0.5, "env.num_envs": 8, "seed": 3, "env.kwargs": {"a": 1}}.items():
         with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
             train(tiny(tmp_path / "run", total_steps=96, **{name.replace(".", "__"): value}))
-    with pytest.raises(RunDirectoryError, match="holds a run already"):
+    with pytest.raises(RunDirectoryError, match="holds a run"):
         train(tiny(tmp_path / "run", resume=False))
 
 

@@ -185,17 +185,18 @@ def test_a_hanging_step_ends_the_run(actors):
 
 
 class OneSleeper(ScriptedEnv):
-    """Hangs in its eighth step where it was made as the second of two lanes."""
+    """Hangs, once it is told to, where it was made as the last of all."""
 
     made = 0
+    hang = False
 
     def __init__(self):
         super().__init__(length=20)
         OneSleeper.made += 1
-        self._hangs = OneSleeper.made > 3  # one is made to be described, two are lane 0's
+        self._number = OneSleeper.made
 
     def step(self, action):
-        if self._hangs and self._t == 7:
+        if OneSleeper.hang and self._number == OneSleeper.made:
             over.wait(30)
         return super().step(action)
 
@@ -206,18 +207,21 @@ def make_one_sleeper():
 
 def test_a_hanging_lane_is_seen_beside_a_busy_one():
     over.clear()
-    OneSleeper.made = 0
+    OneSleeper.hang = False
     parts, runner = threads_of(
-        env__id="test_runtime_threads:make_one_sleeper", env__step_timeout_s=2.0, env__actor_threads=2,
-        total_steps=10**9, agent__batch_size=2,
-    )  # fmt: skip
+        env__id="test_runtime_threads:make_one_sleeper",
+        env__step_timeout_s=1.0,
+        env__actor_threads=2,
+        total_steps=10**9,
+        agent__batch_size=2,
+    )
     try:
-        with pytest.raises(WaitTimeoutError, match=r"slot [23] "):
+        with pytest.raises(WaitTimeoutError, match=r"slot 3 "):
             for _ in runner.updates():
-                pass
+                OneSleeper.hang = parts.learner.updates > 10
     finally:
         over.set()
-    assert parts.learner.updates > 5
+    assert parts.learner.updates > 20
 
 
 class Raiser(ScriptedEnv):

@@ -45,7 +45,7 @@ class ImpalaConfig:
     """Rows before the new ones that only warm the recurrent state, without gradient."""
     micro_batches: int = 1
     """Parts of a batch whose gradients are computed one after another and added."""
-    lambda_: float = 1.0
+    vtrace_lambda: float = 1.0
     """λ of V-trace: multiplies the trace coefficients c."""
     clip_rho: float | None = 1.0
     """ρ̄: bound of the importance ratio in the temporal difference; None does not clip."""
@@ -78,8 +78,8 @@ class ImpalaConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
-        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
-            raise ConfigError(f"discount {self.discount}, lambda_ {self.lambda_}; expected both within 0 … 1")
+        if not 0 <= self.discount <= 1 or not 0 <= self.vtrace_lambda <= 1:
+            raise ConfigError(f"discount {self.discount}, vtrace_lambda {self.vtrace_lambda}; expected both within 0 … 1")
         if min(self.unroll_length, self.batch_size, self.micro_batches) < 1 or self.burn_in < 0:
             raise ConfigError(
                 f"unroll_length {self.unroll_length}, batch_size {self.batch_size}, micro_batches {self.micro_batches}, "
@@ -280,7 +280,7 @@ def _terms(
     def one_stream(*x: Array) -> VTrace:
         return vtrace(
             *x,
-            lambda_=config.lambda_,
+            lambda_=config.vtrace_lambda,
             clip_rho=config.clip_rho,
             clip_pg_rho=config.clip_pg_rho,
             clip_c=config.clip_c,

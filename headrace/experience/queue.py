@@ -38,8 +38,9 @@ class QueueLimits(NamedTuple):
 
     @property
     def permits(self) -> int:
-        """Ranges that may be in flight."""
-        return min((self.max_lag + 1) * self.batch_size, self.capacity + self.batch_size)
+        """Ranges that may be in flight: each takes ``max_reuse`` places in batches, waiting at the back between two."""
+        within_lag = (self.max_lag + 1) * self.batch_size // self.max_reuse
+        return min(within_lag, self.capacity + self.batch_size)
 
 
 def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> None:
@@ -74,8 +75,8 @@ def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> N
     needed = unfinished + too_few + group_size
     if limits.on_full == "wait" and needed > limits.permits:
         raise ConfigError(
-            f"max_lag {limits.max_lag} and capacity {limits.capacity} with batches of {limits.batch_size} trajectories let "
-            f"{limits.permits} be in flight; env groups of {group_size} slots need {needed}"
+            f"max_lag {limits.max_lag}, max_reuse {limits.max_reuse} and capacity {limits.capacity} with batches of "
+            f"{limits.batch_size} trajectories let {limits.permits} be in flight; env groups of {group_size} slots need {needed}"
             f"{f' ({unfinished} overlap the next one of their slot)' if unfinished else ''} to fill a batch; raise "
             f"experience.max_lag, or make batch_size a multiple of the group size (env.num_envs / env.groups)"
         )

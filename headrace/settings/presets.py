@@ -26,7 +26,7 @@ def _small_tasks(network: NetworkConfig) -> ImpalaConfig:
     """
     return ImpalaConfig(
         batch_size=16,
-        lambda_=0.95,
+        vtrace_lambda=0.95,
         entropy_cost=0.03,
         optimizer=OptimizerConfig(learning_rate=3e-3, eps=1e-2, max_grad_norm=2.0),
         network=network,
@@ -52,10 +52,9 @@ def _pong() -> Config:
     agent = ImpalaConfig(
         batch_size=8,
         micro_batches=2,
-        lambda_=0.95,
         entropy_cost=0.001,
         reward_clip="abs_one",
-        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-5, max_grad_norm=0.5),
+        optimizer=OptimizerConfig(learning_rate=7e-4, eps=1e-5, max_grad_norm=0.5),
         network=NetworkConfig(frame_stack=4),
     )
     return Config(
