@@ -19,3 +19,23 @@ class ConstantReward(gym.Env):
         self.steps += 1
         observation = self.np_random.uniform(-1, 1, 2).astype(np.float32)
         return observation, 1.0, False, self.steps >= 20, {}
+
+
+class NaNAtStep7(ConstantReward):
+    """Its 7th reward is NaN where it stands in slot 2 of the training environments."""
+
+    made = 0
+
+    def __init__(self):
+        # The first one made is looked at for its spaces and closed.
+        self.number = NaNAtStep7.made - 1
+        NaNAtStep7.made += 1
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        reward = float("nan") if self.number == 2 and self.steps == 7 else reward
+        return observation, reward, terminated, truncated, info
+
+
+def make_nan_in_slot_2():
+    return NaNAtStep7()

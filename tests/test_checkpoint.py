@@ -230,9 +230,13 @@ def test_nothing_left_says_what_to_do(tmp_path):
         (tmp_path / "b" / step / MARK).unlink()
     told: list[str] = []
     with Checkpointer(tmp_path / "b", warn=told.append) as c:
-        with pytest.raises(RunDirectoryError, match="all 2 were damaged"):
+        with pytest.raises(RunDirectoryError, match="all 2 are damaged"):
             c.restore()
-        assert len(told) == 2 and c.steps() == []
+        assert told == [] and c.steps() == []
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == [
+        "10",
+        "20",
+    ]  # the last that is left is not deleted
 
 
 def test_a_step_asked_for_by_number(tmp_path):

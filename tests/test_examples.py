@@ -94,6 +94,7 @@ def test_the_clipped_loss_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         behaviour=behaviour,
         action=np.zeros((1, 4), np.int32),
         value=np.zeros((1, 4), np.float32),
+        log_rho=np.zeros((1, 4), np.float32),
         vtrace=VTrace(advantage, advantage, advantage),
         weight=weight,
         entropy_cost=np.float32(0.0),

@@ -334,7 +334,7 @@ def test_a_stop_learns_from_what_is_queued():
     parts, runner = threads_of(total_steps=10**9)
     for finished in runner.updates():
         if finished.learned.published.version == 10:
-            parts.stop = True
+            parts.stop.asked = True
     assert parts.learner.updates >= 10 and len(parts.experience.queue) < 4
 
 
@@ -355,7 +355,7 @@ def test_pauses_hold_everything_still(staging):
                 held = sum(map(len, parts.experience.store._held))
                 assert held == len(parts.experience.queue)  # nothing is staged or trained on
         if len(versions) > 40:
-            parts.stop = True
+            parts.stop.asked = True
     assert versions == list(range(1, len(versions) + 1))
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from headrace.agents import optim
 from headrace.agents.agent import ActInput, Agent, ExperienceSpec, Phase, Report
@@ -79,7 +80,9 @@ class ImpalaConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
         if not 0 <= self.discount <= 1 or not 0 <= self.vtrace_lambda <= 1:
-            raise ConfigError(f"discount {self.discount}, vtrace_lambda {self.vtrace_lambda}; expected both within 0 … 1")
+            raise ConfigError(
+                f"discount {self.discount}, vtrace_lambda {self.vtrace_lambda}; expected both within 0 … 1"
+            )
         if min(self.unroll_length, self.batch_size, self.micro_batches) < 1 or self.burn_in < 0:
             raise ConfigError(
                 f"unroll_length {self.unroll_length}, batch_size {self.batch_size}, micro_batches {self.micro_batches}, "
@@ -104,11 +107,19 @@ class ImpalaConfig:
 
 
 class ImpalaState(NamedTuple):
-    """Learner state: network params, the logarithm of an adapted entropy weight ÷ speed, and the optimiser's state."""
+    """Learner state.
+
+    Attributes:
+        params: of the network.
+        log_entropy_cost: the logarithm of an adapted entropy weight ÷ its speed.
+        opt_state: of the params' optimiser.
+        entropy_opt_state: of the entropy weight's, Adam with its usual settings.
+    """
 
     params: PyTree
     log_entropy_cost: Array
     opt_state: Any
+    entropy_opt_state: Any
 
 
 class Terms(NamedTuple):
@@ -119,6 +130,7 @@ class Terms(NamedTuple):
         behaviour: of μ ``[T, B, P]``.
         action: ``[T, B, ...]``.
         value: V(x_k) ``[T, B]``.
+        log_rho: log π − log μ of the action ``[T, B]``, without gradient.
         vtrace: targets and advantages ``[T, B]``, without gradient.
         weight: f32 ``[T, B]``, 0 for transitions that join two episodes.
         entropy_cost: f32 scalar.
@@ -128,6 +140,7 @@ class Terms(NamedTuple):
     behaviour: Array
     action: PyTree
     value: Array
+    log_rho: Array
     vtrace: VTrace
     weight: Array
     entropy_cost: Array
@@ -157,6 +170,7 @@ def impala_loss(config: ImpalaConfig, dist: Distribution, terms: Terms) -> tuple
         "entropy": entropy,
         "kl": kl,
         "value_mean": terms.value,
+        "rho_mean": jnp.exp(jnp.where(terms.weight > 0, terms.log_rho, 0.0)),
     }
     sums = {name: jnp.sum(terms.weight * x) for name, x in named.items()}
     return sums["loss/total"], sums
@@ -191,9 +205,9 @@ def impala(
         log_cost = (
             np.log(config.entropy_cost) / config.entropy_speed if config.target_entropy is not None else 0.0
         )
-        return ImpalaState(
-            params, jnp.asarray(log_cost, jnp.float32), optim.make_optimizer(config.optimizer).init(params)
-        )
+        log_cost = jnp.asarray(log_cost, jnp.float32)
+        opt_state = optim.make_optimizer(config.optimizer).init(params)
+        return ImpalaState(params, log_cost, opt_state, optax.scale_by_adam().init(log_cost))
 
     return Agent(
         init=init,
@@ -291,7 +305,16 @@ def _terms(
             (value, out.value[1:], transform(rows.timestep.reward[1:]), discount_t, log_rho, valid)
         )
     )
-    return Terms(policy, behaviour, action, value, targets, valid * weight, entropy_cost)
+    return Terms(
+        policy,
+        behaviour,
+        action,
+        value,
+        jax.lax.stop_gradient(log_rho),
+        targets,
+        valid * weight,
+        entropy_cost,
+    )
 
 
 def _entropy_cost(config: ImpalaConfig, state: ImpalaState) -> Array:
@@ -313,11 +336,14 @@ def _apply(
             config.optimizer, state.params, gradient, state.opt_state, progress
         )
         cost = _entropy_cost(config, state)
-        log_cost = state.log_entropy_cost
+        log_cost, dual_state = state.log_entropy_cost, state.entropy_opt_state
         if config.target_entropy is not None:
             # d/dp of exp(p · speed) · (H − target): the weight grows while the entropy is below its target.
             excess = grad_sum["entropy"] / count - config.target_entropy
-            log_cost -= optim.learning_rate(config.optimizer, progress) * config.entropy_speed * cost * excess
-        return ImpalaState(params, log_cost, opt_state), {**metrics, "entropy_cost": cost}
+            slope = config.entropy_speed * cost * excess
+            direction, dual_state = optax.scale_by_adam().update(slope, dual_state)
+            log_cost -= optim.learning_rate(config.optimizer, progress) * direction
+        state = ImpalaState(params, log_cost, opt_state, dual_state)
+        return state, {**metrics, "entropy_cost": cost}
 
     return apply

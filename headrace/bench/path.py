@@ -108,7 +108,17 @@ def bench_path(
     before = rooms_alone(loops, seconds / 4)
     path = end_to_end(config, seconds)
     after = rooms_alone(loops, seconds / 4)
-    return _result(preset, before, path, after)
+    reuse = config.experience.max_reuse
+    return _result(preset, _per_step(before, reuse), path, _per_step(after, reuse))
+
+
+def _per_step(rooms: Rooms, max_reuse: int) -> Rooms:
+    """Rooms whose learner's figures are per new step: it trains on each ``max_reuse`` times."""
+    learner = {
+        form: Bare([rate / max_reuse for rate in bare.rates], [cpu_s * max_reuse for cpu_s in bare.cpu_s])
+        for form, bare in rooms["learner"].items()
+    }
+    return {**rooms, "learner": learner}
 
 
 def _result(preset: str, before: Rooms, path: Path, after: Rooms) -> dict[str, Any]:
@@ -196,7 +206,7 @@ def end_to_end(config: Config, seconds: float) -> Path:
                     marks.append(_mark(parts, finished))
                     if len(marks) > REPEATS:
                         break
-            parts.stop = True
+            parts.stop.asked = True
     finally:
         parts.close()
     return _path(marks, lags)

@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import orbax.checkpoint as ocp
 
-from headrace.checkpoint.marks import complete_steps, damage, kept, metrics_of, present_steps, remove, tidy
+from headrace.checkpoint.marks import (
+    complete_steps,
+    damage,
+    kept,
+    metrics_of,
+    present_steps,
+    read_mark,
+    remove,
+    tidy,
+)
 from headrace.checkpoint.storage import open_manager, read_step, write_step
 from headrace.checkpoint.tree import check_json, flatten, nest, paths, unflatten
 from headrace.errors import ConfigError, RunDirectoryError, WaitTimeoutError
@@ -181,16 +190,25 @@ class Checkpointer:
                 )
             return self._read(step, like)
         found = present_steps(self._directory)
+        damaged: list[tuple[int, str]] = []
         for candidate in reversed(found):
             if reason := damage(self._path(candidate), contents=True):
-                self._discard(candidate, reason)
+                damaged.append((candidate, reason))
                 continue
+            # Only now, when there is a whole one: the last that is left of a run is not deleted.
+            for step, why in damaged:
+                self._discard(step, why)
             return self._read(candidate, like)
-        what = f"all {len(found)} were damaged" if found else "there is none"
+        reasons = "; ".join(f"{step}: {why}" for step, why in damaged)
+        what = f"all {len(found)} are damaged ({reasons})" if found else "there is none"
         raise RunDirectoryError(
-            f"no checkpoint to restore in {self._directory}: {what}. "
-            "Check the path, or start a new run in a fresh directory."
+            f"no checkpoint to restore in {self._directory}: {what}. Nothing was changed. "
+            "Check the path, bring back a copy, or start a new run in a fresh directory."
         )
+
+    def ever_completed(self) -> bool:
+        """Whether a save was ever completed here, damaged since or not."""
+        return any(read_mark(self._path(step)) is not None for step in present_steps(self._directory))
 
     def close(self) -> None:
         """Finish the save in the background and end the worker thread; safe to call twice.

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, get_type_hints
 import tyro
 
 from headrace.cli.arguments import normalise
+from headrace.errors import ConfigError
 
 A = TypeVar("A")
 
@@ -56,6 +57,8 @@ def parse(kind: type[A], program: str, words: list[str]) -> A:
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     most = 1 if "run" in kinds else 0
     count = min(count, most)
+    if count < most and not {"-h", "--help"} & set(words):
+        raise ConfigError(f"{program} needs the directory of a run, such as: {program} runs/first")
     return tyro.cli(kind, prog=program, args=[*words[:count], *normalise(words[count:], kinds).words])
 
 

@@ -114,7 +114,10 @@ class GymGroup:
         generator = None if seed is not None else kept.raw_state(kept.generator_of(self._bare[slot]))
         self._slots.origin[slot] = kept.Origin(-1 if seed is None else seed, generator)
         self._slots.log.restart(slot)
-        return self._envs[slot].reset(seed=seed)[0]
+        result = self._envs[slot].reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"got a {type(result).__name__}, expected (observation, info) as in Gymnasium")
+        return result[0]
 
     def recv(self, timeout_s: float) -> tuple[TimeStep, np.ndarray]:
         """Step the slots that were sent an action; see ``EnvGroup.recv``.
@@ -180,6 +183,10 @@ class GymGroup:
 
     def _failure(self, slot: int, doing: str, exc: Exception) -> EnvironmentFailure:
         step = int(self._slots.steps[slot]) + (doing == "step")
+        if isinstance(exc, ValueError) and "unpack" in str(exc) and doing == "step":
+            exc = TypeError(
+                f"{exc}; step must return (observation, reward, terminated, truncated, info) as in Gymnasium"
+            )
         return EnvironmentFailure(
             f"env {self._name} slot {self._first_slot + slot} step {step}: {doing}() raised {type(exc).__name__}: {exc}"
         )

@@ -69,14 +69,14 @@ def check_limits(limits: QueueLimits, group_size: int, unfinished: int = 0) -> N
     if limits.max_reuse > limits.max_lag + 1:
         raise ConfigError(
             f"max_reuse {limits.max_reuse} with max_lag {limits.max_lag}: each use is at least one update after the one "
-            f"before, so the last would be dropped; raise experience.max_lag to {limits.max_reuse - 1} or lower max_reuse"
+            f"before, so the last would be dropped; raise max_lag to {limits.max_reuse - 1} or lower max_reuse"
         )
     too_few = limits.batch_size - (group_size if limits.batch_size % group_size == 0 else 1)
     needed = unfinished + too_few + group_size
     if limits.on_full == "wait" and needed > limits.permits:
         raise ConfigError(
             f"max_lag {limits.max_lag}, max_reuse {limits.max_reuse} and capacity {limits.capacity} with batches of "
-            f"{limits.batch_size} trajectories let {limits.permits} be in flight; env groups of {group_size} slots need {needed}"
+            f"{limits.batch_size} trajectories let {limits.permits} be in flight; groups of {group_size} slots need {needed}"
             f"{f' ({unfinished} overlap the next one of their slot)' if unfinished else ''} to fill a batch; raise "
             f"experience.max_lag, or make batch_size a multiple of the group size (env.num_envs / env.groups)"
         )

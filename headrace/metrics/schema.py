@@ -43,7 +43,12 @@ _TABLE = (
         "envs",
     ),
     Metric("length_mean", "steps", "Mean length of the last 100 episodes.", "envs"),
-    Metric("restarts", "lives", "Environments restarted after they raised, hung or died.", "envs"),
+    Metric(
+        "restarts",
+        "lives",
+        "Environments that began a new life without an end of the episode before.",
+        "envs",
+    ),
     Metric("lag_mean", "updates", "Mean lag of the batches since the last report.", "learner"),
     Metric("lag_max", "updates", "Largest lag of a batch since the last report.", "learner"),
     Metric(
@@ -52,16 +57,12 @@ _TABLE = (
         "Ranges dropped so far because the queue was full, they were too stale, or their life was cut.",
         "experience",
     ),
-    Metric("staging/depth", "batches", "Batches staged on the device, waiting for the learner.", "learner"),
-    Metric("queue/<name>", "ranges", "State of the queue of trajectories.", "experience"),
-    Metric("replay/<name>", "items", "State of the replay store and its limiter.", "experience"),
     Metric(
         "skipped_updates", "updates", "Updates skipped because a loss or gradient was not finite.", "learner"
     ),
     Metric("loss/total", "1", "The loss that is minimised, a mean over valid rows.", "learner"),
     Metric("loss/policy", "1", "The policy's part of the loss.", "learner"),
     Metric("loss/value", "1", "The value's part of the loss.", "learner"),
-    Metric("loss/entropy", "1", "The entropy's part of the loss.", "learner"),
     Metric("loss/<name>", "1", "Another part of the loss, named by the agent.", "learner"),
     Metric("entropy", "nats", "Mean entropy of the policy.", "learner"),
     Metric("entropy_cost", "1", "Weight of the entropy in the loss.", "learner"),
@@ -72,13 +73,6 @@ _TABLE = (
         "rho_mean", "1", "Mean importance ratio of the learner's policy to the behaviour policy.", "learner"
     ),
     Metric("value_mean", "reward", "Mean predicted value.", "learner"),
-    Metric(
-        "explained_variance",
-        "1",
-        "1 minus variance of target minus value over variance of target.",
-        "learner",
-    ),
-    Metric("valid_fraction", "1", "Share of a batch's transitions that do not join two episodes.", "learner"),
     Metric("agent/<name>", "1", "A figure of one agent alone; see its page.", "learner"),
     Metric("eval/return_mean", "reward", "Mean raw return of the evaluation episodes, greedy.", "envs"),
     Metric("eval/return_std", "reward", "Standard deviation of those returns.", "envs"),
@@ -97,7 +91,6 @@ _TABLE = (
     ),
     Metric("time/<room>/wait_in", "1", "Share of wall time the room waited for input, 0 to 1.", "<room>"),
     Metric("time/<room>/wait_out", "1", "Share of wall time the room waited to hand on, 0 to 1.", "<room>"),
-    Metric("time/checkpoint_s", "s", "Time the last checkpoint held up training.", "checkpoint"),
     Metric("time/eval_s", "s", "Time the last evaluation took.", "runtime"),
 )
 

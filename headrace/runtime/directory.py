@@ -7,6 +7,7 @@ checkpoints/  latest, best, milestones
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from headrace.errors import ConfigError, RunDirectoryError
 from headrace.settings.config import Config
 from headrace.settings.fields import fields_of, replace_fields
 from headrace.settings.presets import PRESETS, preset
+
+try:
+    import fcntl
+except ImportError:  # not on this system: two processes in one directory are not noticed
+    fcntl = None  # type: ignore[assignment]
 
 MAY_CHANGE = (
     "preset",
@@ -50,8 +56,13 @@ def find(config: Config) -> tuple[Config, Path, bool]:
     config = replace(config, run=str(path))
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; expected a directory for the run")
-    if not path.is_dir() or not any(path.iterdir()):
+    if not path.is_dir() or not {entry.name for entry in path.iterdir()} - {"lock"}:
         return config, path, False
+    if not (path / "config.json").is_file():
+        raise RunDirectoryError(f"{path} is not empty and not a run; give a new or empty directory")
+    if not any((path / "checkpoints").glob("[0-9]*")):
+        # It ended before its first checkpoint: there is nothing to protect, whatever the settings were.
+        return config, path, True
     saved = read_config(path)
     if not config.resume:
         raise RunDirectoryError(
@@ -65,15 +76,27 @@ def find(config: Config) -> tuple[Config, Path, bool]:
     return config, path, True
 
 
-def claim(config: Config, path: Path) -> None:
-    """Make the directory and write down the settings, once the parts of the run could be made."""
+def claim(stack: ExitStack, path: Path) -> None:
+    """Make the directory and take it for this process, until ``stack`` is closed or the process ends.
+
+    Raises:
+        RunDirectoryError: it cannot be made, or another process has it.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
+        lock = stack.enter_context((path / "lock").open("w"))
     except OSError as error:
         raise RunDirectoryError(
-            f"{path} cannot be made ({error.strerror}); give another directory"
+            f"{path} cannot be made or written ({error.strerror}); give another directory"
         ) from error
-    write_json(path / "config.json", as_json(config))
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"another process is training in {path}; wait for it, or give another directory"
+        ) from error
 
 
 def _fresh(name: str) -> Path:

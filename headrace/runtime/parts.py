@@ -35,6 +35,13 @@ class Newest:
 
 
 @dataclass
+class Stop:
+    """Whether somebody asked the run to leave; a runner looks at each turn."""
+
+    asked: bool = False
+
+
+@dataclass
 class Parts:
     """What a runner drives.
 
@@ -46,7 +53,7 @@ class Parts:
         experience: store and queue.
         learner: state and updates.
         newest: the params that act.
-        stop: set to make a runner leave at its next turn.
+        stop: how a runner is asked to leave at its next turn.
     """
 
     config: Config
@@ -56,7 +63,7 @@ class Parts:
     experience: Experience
     learner: Learner
     newest: Newest
-    stop: bool = False
+    stop: Stop = field(default_factory=Stop)
     experience_meter: Meter = field(default_factory=Meter)
     learner_meter: Meter = field(default_factory=Meter)
 
@@ -68,7 +75,7 @@ class Parts:
     @property
     def collected(self) -> bool:
         """Whether collecting is over: all steps are there, or somebody asked to stop."""
-        return self.stop or self.steps >= self.config.total_steps
+        return self.stop.asked or self.steps >= self.config.total_steps
 
     def close(self) -> None:
         """Close the environments."""
@@ -130,13 +137,19 @@ def _one(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.asarray(x)[0], tree)
 
 
-def build(config: Config, guard: Guard, lane_states: list[dict[str, Any]] | None = None) -> Parts:
+def build(
+    config: Config,
+    guard: Guard,
+    lane_states: list[dict[str, Any]] | None = None,
+    stop: Stop | None = None,
+) -> Parts:
     """Make the parts of a run.
 
     Args:
         config: the settings.
         guard: of the experience room.
         lane_states: of a checkpoint to be continued; environments whose state is not in it begin new lives.
+        stop: how the run is asked to leave.
     """
     spec = env_spec(config)
     agent = build_agent(config.agent, spec, config.build_agent)
@@ -148,7 +161,7 @@ def build(config: Config, guard: Guard, lane_states: list[dict[str, Any]] | None
     )
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
-    parts = Parts(config, spec, agent, [], experience, learner, newest)
+    parts = Parts(config, spec, agent, [], experience, learner, newest, stop or Stop())
     compiled = compile_inference(agent)
     size = config.env.num_envs // config.env.groups
     try:

@@ -1,24 +1,27 @@
 """A run from its settings to its summary: resume, train, checkpoint, leave."""
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headrace.checkpoint.checkpointer import Checkpointer, Restored
-from headrace.errors import RunDirectoryError
+from headrace.errors import HeadraceError, RunDirectoryError
 from headrace.experience.room import NoGuard
 from headrace.metrics.panel import Panel
 from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime import snapshot
 from headrace.runtime.book import Book
-from headrace.runtime.directory import checkpoints, claim, find, write_json
+from headrace.runtime.directory import as_json, checkpoints, claim, find, write_json
 from headrace.runtime.evaluations import Evaluations
-from headrace.runtime.parts import Parts, build
+from headrace.runtime.parts import Parts, Stop, build
 from headrace.runtime.runner import Finished, Runner
 from headrace.runtime.signals import leave_on_signal
 from headrace.runtime.sync import SyncRunner
@@ -94,14 +97,20 @@ def train(config: Config) -> dict[str, Any]:
     asked, (config, path, resuming) = config, find(config)
     finished = _finished_summary(path, config) if resuming else None
     if finished is not None:
+        print(f"headrace: {path} is finished; a larger total_steps continues it", file=sys.stderr, flush=True)
         return finished
     with ExitStack() as stack:
         if asked.run is None:
             stack.callback(_discard_if_empty, path)
-        run = _open(stack, config, path, resuming)
-        got_signal = stack.enter_context(leave_on_signal(lambda: _ask_to_stop(run.parts)))
-        run.loop()
-        return _leave(run, path, time.perf_counter() - started, got_signal())
+        stop = Stop()
+        got_signal = stack.enter_context(leave_on_signal(partial(_ask_to_stop, stop)))
+        run = _open(stack, config, path, resuming, stop)
+        try:
+            run.loop()
+            return _leave(run, path, time.perf_counter() - started, got_signal())
+        except HeadraceError as error:
+            run.writer.log(f"ended by an error at {run.parts.steps} steps: {error}")
+            raise
 
 
 def _discard_if_empty(path: Path) -> None:
@@ -110,8 +119,10 @@ def _discard_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def _ask_to_stop(parts: Parts) -> None:
-    parts.stop = True
+def _ask_to_stop(stop: Stop) -> None:
+    stop.asked = True
+    # Not print: a signal may come while another print holds the stream.
+    os.write(2, b"headrace: stopping after a checkpoint; once more stops at once\n")
 
 
 def _finished_summary(path: Path, config: Config) -> dict[str, Any] | None:
@@ -128,23 +139,31 @@ def _finished_summary(path: Path, config: Config) -> dict[str, Any] | None:
     return summary if summary["steps"] >= config.total_steps else None
 
 
-def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
+def _open(stack: ExitStack, config: Config, path: Path, resuming: bool, stop: Stop) -> _Run:
     """Make the parts of a run and put them where the newest checkpoint has them."""
     notes: list[str] = []
+    if resuming:
+        claim(stack, path)
     restored = _newest_checkpoint(path, config, notes) if resuming else None
     state = snapshot.state_of(restored) if restored is not None else None
     threads = config.runtime == "threads"
-    parts = build(config, threading.Condition() if threads else NoGuard(), state["lanes"] if state else None)
+    parts = build(
+        config, threading.Condition() if threads else NoGuard(), state["lanes"] if state else None, stop
+    )
     stack.callback(parts.close)
-    claim(config, path)
+    if restored is None and config.init_from is not None:
+        snapshot.init_params_from(parts, config.init_from)
+        notes.append(f"started from the params of {config.init_from}")
+    if not resuming:
+        claim(stack, path)
+    write_json(path / "config.json", as_json(config))
     checkpointer = stack.enter_context(checkpoints(path, config, warn=notes.append))
     writer = _writer(config, path, restored, state)
     stack.callback(writer.close)
     if restored is not None and state is not None:
         notes += _continue(parts, restored, state)
-    elif config.init_from is not None:
-        snapshot.init_params_from(parts, config.init_from)
-        notes.append(f"started from the params of {config.init_from}")
+    elif not resuming:
+        notes.append(f"started {config.preset} on {config.env.id}, seed {config.seed}")
     panel = stack.enter_context(_panel(config)) if config.log.panel else None
     for note in notes:
         writer.log(note)
@@ -164,7 +183,7 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool) -> _Run:
 def _newest_checkpoint(path: Path, config: Config, notes: list[str]) -> Restored | None:
     """None where the run was ended before its first checkpoint: it begins again."""
     with checkpoints(path, config, warn=notes.append) as checkpointer:
-        if checkpointer.steps():
+        if checkpointer.ever_completed():
             return checkpointer.restore()
     notes.append("no checkpoint was written yet; the run begins again")
     return None
@@ -196,7 +215,7 @@ def _panel(config: Config) -> Iterator[Panel]:
 
 def _leave(run: _Run, path: Path, wall_s: float, signal_number: int | None) -> dict[str, Any]:
     """Save the end of the run, or where it was stopped, and sum up."""
-    if not run.parts.stop:
+    if not run.parts.stop.asked:
         run.evaluations.collect(wait=True)
         if run.book.behind:
             run.book.write_line()
@@ -204,7 +223,7 @@ def _leave(run: _Run, path: Path, wall_s: float, signal_number: int | None) -> d
     run.checkpointer.wait()
     summary = run.book.summary(wall_s)
     summary["params_sha256"] = snapshot.digest(run.parts.agent.policy_params(run.parts.learner.state))
-    if run.parts.stop:
+    if run.parts.stop.asked:
         run.writer.log(f"stopped at {run.parts.steps} steps")
         raise Stopped(signal_number, summary)
     write_json(path / "summary.json", summary)

@@ -1,6 +1,7 @@
 """What a checkpoint of a run holds, and how a run continues from it."""
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,10 @@ def init_params_from(parts: Parts, reference: str) -> None:
     parts.newest.value = parts.learner.publish()
 
 
+def _tell(text: str) -> None:
+    print(f"headrace: {text}", file=sys.stderr, flush=True)
+
+
 class open_checkpoints:  # a context manager, used like a function
     """``with open_checkpoints(run) as (config, checkpointer)``: another run's, for reading only."""
 
@@ -102,7 +107,7 @@ class open_checkpoints:  # a context manager, used like a function
                 f"there is no run {self._path}; give a directory that `headrace train` made"
             )
         config = read_config(self._path)
-        self._checkpointer = checkpoints(self._path, config, read_only=True)
+        self._checkpointer = checkpoints(self._path, config, read_only=True, warn=_tell)
         return config, self._checkpointer
 
     def __exit__(self, *_: object) -> None:

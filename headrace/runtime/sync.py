@@ -50,7 +50,7 @@ class SyncRunner:
                     f"{parts.experience.queue.in_flight} in flight; raise experience.max_lag"
                 )
         self._driver.settle()
-        if not parts.stop:
+        if not parts.stop.asked:
             yield from self._learn()
 
     def _learn(self) -> Iterator[Finished]:

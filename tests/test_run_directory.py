@@ -1,0 +1,93 @@
+"""What a run directory protects: what was saved, and whoever trains in it."""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from helpers import tiny
+
+import headrace
+from headrace.errors import ConfigError, HeadraceError, RunDirectoryError
+from headrace.runtime.directory import claim
+from headrace.runtime.run import train
+
+
+def damage_all(run):
+    """Truncate a file of each checkpoint's arrays."""
+    for step in (run / "checkpoints").glob("[0-9]*"):
+        largest = max((p for p in step.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+        largest.write_bytes(largest.read_bytes()[:-7])
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_alone(tmp_path):
+    run = tmp_path / "run"
+    train(tiny(run))
+    damage_all(run)
+    (run / "summary.json").unlink()
+    before = sorted(str(p) for p in run.rglob("*")), (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunDirectoryError, match="are damaged"):
+        train(tiny(run))
+    assert (sorted(str(p) for p in run.rglob("*")), (run / "metrics.jsonl").read_bytes()) == before
+
+
+def test_a_start_that_fails_leaves_nothing_that_blocks_the_next(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(HeadraceError):
+        train(tiny(run, init_from=str(tmp_path / "nowhere")))
+    assert not run.exists()
+    assert train(tiny(run))["steps"] > 0
+
+
+def test_without_a_checkpoint_other_settings_may_be_given(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"preset": "impala", "seed": 5}))
+    assert train(tiny(run, seed=6))["steps"] > 0
+    with pytest.raises(ConfigError, match="seed: 6 there, 7 here"):
+        train(tiny(run, seed=7))
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="not empty and not a run"):
+        train(tiny(tmp_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path):
+    run = tmp_path / "run"
+    code = (
+        "import sys, pathlib, contextlib, headrace.runtime.directory as d\n"
+        "with contextlib.ExitStack() as s:\n"
+        "    d.claim(s, pathlib.Path(sys.argv[1])); print('mine', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdout.readline() == "mine\n"
+    with ExitStack() as stack, pytest.raises(RunDirectoryError, match="another process"):
+        claim(stack, run)
+    other.communicate("", timeout=30)
+    with ExitStack() as stack:
+        claim(stack, run)  # free when its owner has ended
+
+
+def test_h2a_nan_reward_names_the_environment_among_all(tmp_path, monkeypatch):
+    """4 environments in 2 groups; the third one's 7th reward is NaN."""
+    monkeypatch.syspath_prepend(str(__import__("pathlib").Path(__file__).parent))
+    config = headrace.config(
+        "impala",
+        **{
+            "env.id": "learning_envs:make_nan_in_slot_2",
+            "env.num_envs": 4,
+            "agent.batch_size": 4,
+            "total_steps": 2000,
+            "runtime": "sync",
+            "run": str(tmp_path / "run"),
+            "log.panel": False,
+        },
+    )
+    with pytest.raises(HeadraceError, match="slot 2 step 7: the reward is NaN"):
+        train(config)
