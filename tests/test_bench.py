@@ -41,6 +41,13 @@ def test_fastest_is_the_form_with_the_highest_median_over_all_times() -> None:
     assert fastest(after) == "one"
 
 
+def test_a_learner_that_reuses_makes_fewer_new_steps() -> None:
+    rooms_ = {"learner": {"one": Bare([30.0], [0.1])}, "envs": {"one": Bare([5.0], [0.2])}}
+    found = path._per_step(rooms_, 3)
+    assert found["learner"]["one"].rates == [10.0] and found["learner"]["one"].cpu_s == [pytest.approx(0.3)]
+    assert found["envs"] == rooms_["envs"]
+
+
 def test_a_window_lasts_until_there_are_rows() -> None:
     turns = (rows for rows in [0, 0, 6, 6])
     rate, cpu_s = path._window(turns, 0.0)  # type: ignore[arg-type]
@@ -139,13 +146,14 @@ def test_the_learners_batch_is_of_the_types_that_the_run_collates(name: str, cha
 
 
 def test_rows_of_the_experience_loop() -> None:
-    settings = config("cartpole", **(TINY | {"agent.network.frame_stack": 2, "agent.batch_size": 6}))
+    settings = config(
+        "cartpole", **(TINY | {"agent.network.frame_stack": 2, "agent.batch_size": 6, "env.groups": 2})
+    )
     spec = env_spec(settings)
     agent = build_agent(settings.agent, spec)
     turns = rooms.experience_turns(rooms.blank_row(agent, spec), rooms.sizes_of(settings, agent))
-    assert [next(turns) for _ in range(100)] == [
-        2
-    ] * 100  # 4 environments in 2 groups; batches of 6 wrap round
+    # 4 environments in 2 groups; batches of 6 wrap round
+    assert [next(turns) for _ in range(100)] == [2] * 100
 
 
 class _Short(gym.Env):
