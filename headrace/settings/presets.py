@@ -34,7 +34,7 @@ def _small_tasks(network: NetworkConfig) -> ImpalaConfig:
 
 
 def _impala() -> Config:
-    return Config(preset="impala", agent=_small_tasks(NetworkConfig(separate_value=True)))
+    return Config(preset="impala", agent=_small_tasks(NetworkConfig(separate_value=True, init="lecun")))
 
 
 def _cartpole() -> Config:
@@ -43,7 +43,7 @@ def _cartpole() -> Config:
 
 
 def _cartpole_memory() -> Config:
-    agent = _small_tasks(NetworkConfig(core="lstm", core_size=64, separate_value=True))
+    agent = _small_tasks(NetworkConfig(core="lstm", core_size=64, separate_value=True, init="lecun"))
     env = EnvConfig(id="headrace.envs.memory:make_cartpole_without_velocities", groups=1)
     return Config(preset="cartpole-memory", total_steps=1_000_000, agent=agent, env=env)
 
