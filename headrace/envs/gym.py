@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, EnvironmentFailure, WaitTimeoutError
 from headrace.spaces import from_gymnasium
 from headrace.types import PyTree, TimeStep
 
-MAX_INFOS = 4096
+MAX_INFOS = 256
 
 
 class GymGroup:
