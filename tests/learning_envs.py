@@ -13,11 +13,11 @@ class ConstantReward(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+        return self.np_random.uniform(-0.5, 0.5, 2).astype(np.float32), {}
 
     def step(self, action):
         self.steps += 1
-        observation = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        observation = self.np_random.uniform(-0.5, 0.5, 2).astype(np.float32)
         return observation, 1.0, False, self.steps >= 20, {}
 
 
