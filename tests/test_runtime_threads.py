@@ -328,6 +328,7 @@ def test_a_consumer_that_leaves_ends_the_threads():
     for _ in range(3):
         next(updates)
     updates.close()
+    assert not any(thread.is_alive() for thread in runner._threads)
 
 
 def test_a_stop_learns_from_what_is_queued():
