@@ -29,7 +29,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "seeds": [1, 2, 3],
         "agent.network.core": "none",
     },
-    "pong": {"preset": "pong", "seeds": [1]},
+    "pong": {"preset": "pong", "seeds": [1, 2, 3]},
 }
 """By name: the preset, the seeds, and what is changed."""
 
@@ -44,8 +44,14 @@ def run_seed(task: dict[str, Any], seed: int, directory: Path, episodes: int) ->
     del summary["run"]
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["steps"], line["return_mean"]] for line in lines if line.get("return_mean") is not None]
+    first_100 = next((line["return_mean"] for line in lines if line.get("episodes", 0) >= 100), None)
     evaluation = headrace.evaluate(directory, episodes=episodes)
-    return {"seed": seed, "train": summary, "eval": evaluation, "curve": curve[:: max(len(curve) // 50, 1)]}
+    return {
+        "seed": seed,
+        "train": {**summary, "return_mean_first_100": first_100},
+        "eval": evaluation,
+        "curve": curve[:: max(len(curve) // 50, 1)],
+    }
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import atexit
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -153,10 +154,10 @@ def make_async(config: Config, parts: Parts, seed: int = 0, least: int = 1) -> l
 class ScriptedEnv(gym.Env):
     """Counts its steps in its observation; rewards 1; every ``length``-th step ends the episode."""
 
-    def __init__(self, length: int = 5, truncate: bool = False) -> None:
+    def __init__(self, length: int = 5, truncate: bool = False, step_s: float = 0.0) -> None:
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.spaces.Box(-np.inf, np.inf, (), np.float32)
-        self._length, self._truncate = length, truncate
+        self._length, self._truncate, self._step_s = length, truncate, step_s
         self._episode, self._t = -1, 0
 
     def _observation(self) -> np.ndarray:
@@ -168,13 +169,14 @@ class ScriptedEnv(gym.Env):
         return self._observation(), {}
 
     def step(self, action: Any) -> Any:
+        time.sleep(self._step_s)
         self._t += 1
         end = self._t >= self._length
         return self._observation(), 1.0, end and not self._truncate, end and self._truncate, {}
 
 
-def make_scripted(length: int = 5, truncate: bool = False) -> gym.Env:
-    return ScriptedEnv(length, truncate)
+def make_scripted(length: int = 5, truncate: bool = False, step_s: float = 0.0) -> gym.Env:
+    return ScriptedEnv(length, truncate, step_s)
 
 
 class WithoutState(gym.Env):

@@ -10,7 +10,7 @@ from flax import nnx
 from headrace import networks, spaces, xla
 from headrace.errors import ConfigError
 from headrace.networks import GRU, LSTM, ActorCriticOutput, Input, NetworkConfig, actor_critic
-from headrace.networks.torsos import encode, encode_previous, image_shape, to_image
+from headrace.networks.torsos import encode, encode_previous, image_shape, scale_pixels, to_image
 
 T, B = 7, 3
 NESTED = gym.spaces.Dict(
@@ -220,6 +220,29 @@ def test_images_are_laid_out_oldest_channels_first():
     np.testing.assert_array_equal(to_image(_image(40, 44), flat[:, 0])[..., 0], flat[:, 0])
 
 
+def test_standard_pixels_have_mean_zero_and_deviation_one_in_each_image():
+    images = np.random.default_rng(0).integers(0, 200, (3, 40, 44, 2), dtype=np.uint8)
+    images[1] = 87  # blank
+    got = np.asarray(scale_pixels(images, "standard"))
+    x = images[0].astype(np.float64)
+    np.testing.assert_allclose(got[0], (x - x.mean()) / x.std(), atol=1e-5)
+    np.testing.assert_allclose(got[1], 0.0, atol=1e-5)
+    np.testing.assert_allclose(scale_pixels(images + 50, "standard"), got, atol=1e-4)
+    np.testing.assert_allclose(scale_pixels(images, "unit"), images / 255.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pixels", ["unit", "standard"])
+def test_the_network_scales_pixels_as_its_config_says(pixels):
+    spec = _image(40, 44)
+    network = actor_critic(NetworkConfig(cnn_dense=9, pixels=pixels), spec, ACTION, 3)
+    params = network.init(jax.random.key(0))
+    x = _inputs(spec, shape=(1, 2))
+    lighter = x._replace(observation=x.observation // 2 + 100)
+    x = x._replace(observation=x.observation // 2)
+    values = [network.unroll(params, y, ())[0].value for y in (x, lighter)]
+    assert np.allclose(*values, atol=1e-4) == (pixels == "standard")
+
+
 def test_images_and_vectors_together():
     spec = spaces.from_gymnasium(
         gym.spaces.Dict(eye=gym.spaces.Box(0, 255, (36, 40), np.uint8), speed=gym.spaces.Box(-1, 1, (2,)))
@@ -306,6 +329,7 @@ def test_refusals():
         ({"frame_stack": 0}, "frame_stack"),
         ({"cnn_dense": -1}, "cnn_dense"),
         ({"init": "zeros"}, "init"),
+        ({"pixels": "centred"}, "pixels"),
     ],
 )
 def test_config_refuses(change, word):

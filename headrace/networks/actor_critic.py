@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from headrace.errors import ConfigError
 from headrace.networks.cores import GRU, LSTM, Core
 from headrace.networks.network import Input, MakeModule, Network, feed_forward, pair, recurrent
-from headrace.networks.torsos import Activation, Init, Torso, TorsoConfig, kernel_init
+from headrace.networks.torsos import Activation, Init, Pixels, Torso, TorsoConfig, kernel_init
 from headrace.spaces import Spec
 
 POLICY_GAIN = 0.01
@@ -48,12 +48,15 @@ class NetworkConfig:
     """Give the value a torso (and core) of its own instead of sharing the policy's."""
     cnn_dense: int = 512
     """Features that the image encoder gives for each image."""
+    pixels: Pixels = "unit"
+    """What the image encoder sees: pixels ÷ 255, or each image less its mean, divided by its deviation."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
         for name, kind in (
             ("activation", Activation),
             ("init", Init),
+            ("pixels", Pixels),
             ("core", Literal["none", "lstm", "gru"]),
         ):
             value, allowed = getattr(self, name), get_args(kind)
@@ -75,7 +78,13 @@ class NetworkConfig:
     def torso(self, observation_spec: Spec, action_spec: Spec) -> MakeModule:
         """Maker of the torso for these specs; any agent may put its own head on it with ``build``."""
         config = TorsoConfig(
-            self.hidden, self.activation, self.init, self.cnn_dense, self.context, self.prev_action_reward
+            self.hidden,
+            self.activation,
+            self.init,
+            self.cnn_dense,
+            self.pixels,
+            self.context,
+            self.prev_action_reward,
         )
         return lambda rngs: Torso(config, observation_spec, action_spec, rngs)
 

@@ -2,7 +2,7 @@
 
 | leaf | features |
 |---|---|
-| uint8 ``Box`` ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with H, W >= 36, C <= 16 | Nature CNN, pixels ÷ 255 |
+| uint8 ``Box`` ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with H, W >= 36, C <= 16 | Nature CNN |
 | any other ``Box`` | its numbers as float32, flattened, not scaled |
 | ``Discrete``, ``MultiDiscrete`` | one-hot |
 | ``MultiBinary`` | zeros and ones |
@@ -29,6 +29,7 @@ from headrace.types import PyTree
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Init: TypeAlias = Literal["orthogonal", "lecun"]
+Pixels: TypeAlias = Literal["unit", "standard"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
@@ -40,6 +41,8 @@ SMALLEST_IMAGE = 36
 """Pixels a side: with fewer, the Nature CNN's last layer has nothing to see."""
 _MOST_CHANNELS_IN_FRONT = 16
 _HIDDEN_GAIN = float(np.sqrt(2.0))
+_LEAST_DEVIATION = 1.0
+"""Grey levels: a blank image is divided by this."""
 
 
 def kernel_init(init: Init, gain: float) -> Any:
@@ -76,6 +79,19 @@ class MLP(nnx.Module):
         return x
 
 
+def scale_pixels(x: Array, pixels: Pixels) -> Float[Array, "R H W C"]:
+    """Images ``[rows, H, W, C]`` of 0 … 255 as floats of order one.
+
+    ``unit`` is x ÷ 255. ``standard`` is (x − m) ÷ max(s, 1) with mean m and deviation s of each row's image, all
+    channels together, so that a background every image shares does not drown the little that moves.
+    """
+    x = x.astype(jnp.float32)
+    if pixels == "unit":
+        return x / 255.0
+    mean, deviation = (f(x, axis=(1, 2, 3), keepdims=True) for f in (jnp.mean, jnp.std))
+    return (x - mean) / jnp.maximum(deviation, _LEAST_DEVIATION)
+
+
 class NatureCNN(nnx.Module):
     """The convolutions of Mnih 2015 (Nature 518, Methods): 32 8×8/4, 64 4×4/2, 64 3×3/1, dense; all rectify.
 
@@ -83,7 +99,12 @@ class NatureCNN(nnx.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], rngs: nnx.Rngs, dense: int = 512, init: Init = "orthogonal"
+        self,
+        shape: tuple[int, int, int],
+        rngs: nnx.Rngs,
+        dense: int = 512,
+        init: Init = "orthogonal",
+        pixels: Pixels = "unit",
     ) -> None:
         make = kernel_init(init, _HIDDEN_GAIN)
         (height, width, channels), convs = shape, []
@@ -103,11 +124,12 @@ class NatureCNN(nnx.Module):
             height, width, channels = (height - size) // stride + 1, (width - size) // stride + 1, features
         self.convs = nnx.List(convs)
         self.dense = nnx.Linear(height * width * channels, dense, kernel_init=make, rngs=rngs)
+        self.pixels = pixels
         self.out_features = dense
 
     def __call__(self, x: Array) -> Float[Array, "R D"]:
         """Rows of images to features."""
-        x = x.astype(jnp.float32) / 255.0
+        x = scale_pixels(x, self.pixels)
         for conv in self.convs:
             x = jax.nn.relu(conv(x))
         return jax.nn.relu(self.dense(x.reshape(x.shape[0], -1)))
@@ -121,6 +143,7 @@ class TorsoConfig:
     activation: Activation = "tanh"
     init: Init = "orthogonal"
     cnn_dense: int = 512
+    pixels: Pixels = "unit"
     context: int = 0
     prev_action_reward: bool = False
 
@@ -138,7 +161,11 @@ class Torso(nnx.Module):
         specs = [leaf for _, leaf in leaves(observation)]
         images = [image_shape(leaf, config.context) for leaf in specs]
         self.cnns = nnx.List(
-            [NatureCNN(shape, rngs, config.cnn_dense, config.init) for shape in images if shape is not None]
+            [
+                NatureCNN(shape, rngs, config.cnn_dense, config.init, config.pixels)
+                for shape in images
+                if shape is not None
+            ]
         )
         flat = sum(width(leaf) for leaf, shape in zip(specs, images, strict=True) if shape is None)
         flat *= config.context + 1

@@ -50,18 +50,20 @@ def _cartpole_memory() -> Config:
 
 def _pong() -> Config:
     agent = ImpalaConfig(
-        batch_size=8,
+        unroll_length=40,
+        batch_size=4,
         micro_batches=2,
-        entropy_cost=0.001,
+        vtrace_lambda=0.95,
+        entropy_cost=0.002,
         reward_clip="abs_one",
-        optimizer=OptimizerConfig(learning_rate=7e-4, eps=1e-5, max_grad_norm=0.5),
-        network=NetworkConfig(frame_stack=4),
+        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-5, max_grad_norm=0.5),
+        network=NetworkConfig(frame_stack=4, init="lecun", pixels="standard"),
     )
     return Config(
         preset="pong",
         total_steps=1_000_000,
         agent=agent,
-        env=EnvConfig(id="envpool:Pong-v5", num_envs=64),
+        env=EnvConfig(id="envpool:Pong-v5", num_envs=32),
         experience=ExperienceConfig(max_lag=9),
         log=LogConfig(every_steps=5_000),
     )
