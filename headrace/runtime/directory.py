@@ -16,11 +16,10 @@ from headrace.checkpoint.checkpointer import Checkpointer
 from headrace.errors import ConfigError, RunDirectoryError
 from headrace.settings.config import Config
 from headrace.settings.fields import fields_of, replace_fields
-from headrace.settings.presets import PRESETS, preset
 
 try:
     import fcntl
-except ImportError:  # not on this system: two processes in one directory are not noticed
+except ImportError:  # not on this system: two processes in one directory at the same time are not noticed
     fcntl = None  # type: ignore[assignment]
 
 MAY_CHANGE = (
@@ -56,19 +55,18 @@ def find(config: Config) -> tuple[Config, Path, bool]:
     config = replace(config, run=str(path))
     if path.exists() and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; expected a directory for the run")
-    if not path.is_dir() or not {entry.name for entry in path.iterdir()} - {"lock"}:
+    if not path.is_dir() or not _contents(path):
         return config, path, False
     if not (path / "config.json").is_file():
         raise RunDirectoryError(f"{path} is not empty and not a run; give a new or empty directory")
-    if not any((path / "checkpoints").glob("[0-9]*")):
-        # It ended before its first checkpoint: there is nothing to protect, whatever the settings were.
-        return config, path, True
-    saved = read_config(path)
     if not config.resume:
         raise RunDirectoryError(
             f"{path} holds a run; leave out --no-resume to continue it, or give another directory"
         )
-    differences = compare(saved, config)
+    if not (any((path / "checkpoints").glob("[0-9]*")) or (path / "summary.json").exists()):
+        # It ended before its first checkpoint: there is nothing to protect, whatever the settings were.
+        return config, path, True
+    differences = compare(read_config(path), config)
     if differences:
         raise ConfigError(
             f"{path} was made with other settings: {'; '.join(differences)}. Give it the same settings, or another directory"
@@ -76,11 +74,16 @@ def find(config: Config) -> tuple[Config, Path, bool]:
     return config, path, True
 
 
-def claim(stack: ExitStack, path: Path) -> None:
+def claim(stack: ExitStack, path: Path, *, fresh: bool = False) -> None:
     """Make the directory and take it for this process, until ``stack`` is closed or the process ends.
 
+    Args:
+        stack: holds the lock.
+        path: the directory.
+        fresh: there must still be nothing in it: since ``find`` looked, another process may have begun and ended.
+
     Raises:
-        RunDirectoryError: it cannot be made, or another process has it.
+        RunDirectoryError: it cannot be made, or another process has it, or had it meanwhile.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -89,14 +92,23 @@ def claim(stack: ExitStack, path: Path) -> None:
         raise RunDirectoryError(
             f"{path} cannot be made or written ({error.strerror}); give another directory"
         ) from error
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if fcntl is not None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirectoryError(
+                f"another process is training in {path}; wait for it, or give another directory"
+            ) from error
+        except OSError:  # a file system without locks: as where the system has none
+            pass
+    if fresh and _contents(path):
         raise RunDirectoryError(
-            f"another process is training in {path}; wait for it, or give another directory"
-        ) from error
+            f"another process has begun a run in {path} meanwhile; give another directory, or run again to continue it"
+        )
+
+
+def _contents(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir()} - {"lock"}
 
 
 def _fresh(name: str) -> Path:
@@ -118,6 +130,8 @@ def _fresh(name: str) -> Path:
 def read_config(path: Path) -> Config:
     """The settings of the run in ``path``.
 
+    A setting that is not in the file is younger than the run, and its default is what the run did without it.
+
     Raises:
         RunDirectoryError: it is not a run, or its config.json cannot be read.
     """
@@ -128,9 +142,8 @@ def read_config(path: Path) -> Config:
         )
     try:
         saved = json.loads(file.read_text())
-        name = saved.pop("preset")
-        return replace_fields(preset(name if name in PRESETS else "impala"), saved)
-    except (json.JSONDecodeError, KeyError, AttributeError, ConfigError) as error:
+        return replace_fields(Config(preset=saved["preset"]), saved)
+    except (json.JSONDecodeError, KeyError, TypeError, ConfigError) as error:
         raise RunDirectoryError(f"{file} cannot be read as the settings of a run: {error}") from error
 
 

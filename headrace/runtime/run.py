@@ -155,7 +155,7 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool, stop: St
         snapshot.init_params_from(parts, config.init_from)
         notes.append(f"started from the params of {config.init_from}")
     if not resuming:
-        claim(stack, path)
+        claim(stack, path, fresh=True)
     write_json(path / "config.json", as_json(config))
     checkpointer = stack.enter_context(checkpoints(path, config, warn=notes.append))
     writer = _writer(config, path, restored, state)
@@ -185,6 +185,10 @@ def _newest_checkpoint(path: Path, config: Config, notes: list[str]) -> Restored
     with checkpoints(path, config, warn=notes.append) as checkpointer:
         if checkpointer.ever_completed():
             return checkpointer.restore()
+    if (path / "summary.json").exists():
+        raise RunDirectoryError(
+            f"{path} holds a finished run without its checkpoints; bring them back, or give another directory"
+        )
     notes.append("no checkpoint was written yet; the run begins again")
     return None
 
