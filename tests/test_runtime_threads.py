@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers import ScriptedEnv, make_async, parts_of, tiny
 
 from headrace.errors import EnvironmentFailure, HeadraceError, WaitTimeoutError
 from headrace.experience.room import NoGuard
+from headrace.runtime import threads
 from headrace.runtime.book import Book
 from headrace.runtime.parts import build
 from headrace.runtime.run import Stopped, train
@@ -184,6 +186,72 @@ def test_a_hanging_step_ends_the_run(actors):
     finally:
         over.set()
     assert time.monotonic() - began < 15
+
+
+class Closing(Sleeper):
+    """Remembers what was closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def close(self):
+        Closing.closed.append(threading.current_thread().name)
+
+
+def make_closing():
+    return Closing(length=20)
+
+
+def test_environments_are_not_closed_under_a_step_that_hangs():
+    over.clear()
+    parts, runner = threads_of(env__id="test_runtime_threads:make_closing", env__step_timeout_s=0.5)
+    Closing.closed.clear()
+    try:
+        with pytest.raises(WaitTimeoutError):
+            list(runner.updates())
+        parts.close()
+        assert Closing.closed == []
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("staging", [0, 1])
+def test_a_pause_waits_for_many_slow_environments(staging, monkeypatch):
+    """A turn of one group takes longer than the limit of a step, and every step is within it."""
+    monkeypatch.setattr(threads, "JOIN_S", 0.05)
+    parts, runner = threads_of(
+        env__id="test_runtime_threads:make_slow", env__num_envs=8, env__groups=1, env__step_timeout_s=0.25,
+        agent__batch_size=8, learner__staging=staging, total_steps=150,
+    )  # fmt: skip
+    updates, group = runner.updates(), parts.lanes[0].group
+    next(updates)
+    deadline = time.monotonic() + 10
+    while (group.stepping or (-1,))[0] != 0:
+        assert time.monotonic() < deadline, "no turn began"
+        time.sleep(0.001)
+    began = time.monotonic()
+    with runner.paused() as remaining:
+        list(remaining)
+        assert time.monotonic() - began > 0.3  # else it was no test
+    updates.close()
+    assert not parts.left_behind
+    assert not any(t.name.startswith("actor-") for t in threading.enumerate())
+
+
+def make_slow():
+    return ScriptedEnv(length=20, step_s=0.06)
+
+
+def test_a_batch_that_takes_long_to_make_is_no_deadlock(monkeypatch):
+    parts, runner = threads_of(experience__max_lag=0, env__groups=1, total_steps=64)
+    monkeypatch.setattr(threads, "POLL_S", 0.02)
+    collate = parts.experience.collate
+
+    def slow(*arguments):
+        time.sleep(0.5)  # many times the refusals that make a deadlock
+        return collate(*arguments)
+
+    monkeypatch.setattr(parts.experience, "collate", slow)
+    assert sum(1 for _ in runner.updates()) >= 3
 
 
 class OneSleeper(ScriptedEnv):

@@ -54,6 +54,7 @@ class Parts:
         learner: state and updates.
         newest: the params that act.
         stop: how a runner is asked to leave at its next turn.
+        left_behind: lanes whose thread did not come back; their environments may still be in a step.
     """
 
     config: Config
@@ -64,6 +65,7 @@ class Parts:
     learner: Learner
     newest: Newest
     stop: Stop = field(default_factory=Stop)
+    left_behind: list[Lane] = field(default_factory=list)
     experience_meter: Meter = field(default_factory=Meter)
     learner_meter: Meter = field(default_factory=Meter)
 
@@ -78,9 +80,10 @@ class Parts:
         return self.stop.asked or self.steps >= self.config.total_steps
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, but those left behind."""
         for lane in self.lanes:
-            lane.group.close()
+            if lane not in self.left_behind:
+                lane.group.close()
 
 
 def env_spec(config: Config) -> EnvSpec:

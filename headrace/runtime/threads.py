@@ -1,6 +1,7 @@
 """Collecting and learning overlap: actor threads drive env groups, one thread stages batches, the caller's thread learns.
 
-Errors of any thread end the run with their traceback; no thread outlives it.
+Errors of any thread end the run with their traceback. No thread outlives it, but one that an environment does not let go:
+it is left behind, a daemon, and its environments are not closed under it.
 """
 
 import queue
@@ -16,10 +17,10 @@ import jax
 from headrace.errors import HeadraceError, WaitTimeoutError
 from headrace.experience.room import Batch
 from headrace.learner.learner import Learned
-from headrace.runtime.driver import Driver
+from headrace.runtime.driver import Driver, Lane
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
-from headrace.runtime.watchdog import overdue
+from headrace.runtime.watchdog import Patience, overdue
 
 POLL_S = 0.2
 """How long a wait lasts before it looks whether anybody died."""
@@ -28,7 +29,7 @@ SWITCH_INTERVAL_S = 0.0005
 REFUSALS = 5
 """Turns in a row, ``POLL_S`` apart, that each actor is refused until it and the idle learner wait for each other."""
 JOIN_S = 5.0
-"""How long a thread may take to end beyond the time that an environment may take to step."""
+"""How long nothing may move, beyond the time that an environment may take to step, where threads are waited for."""
 
 
 class ThreadsRunner:
@@ -56,7 +57,8 @@ class ThreadsRunner:
         ] = {}  # by name of an actor thread: turns in a row without leave to go on
         self._given_back = 0  # batches whose places in flight were given back
         self._staging = parts.config.learner.staging > 0
-        self._threads: list[threading.Thread] = []
+        self._making = False  # whether the staging thread is busy with a batch
+        self._threads: dict[threading.Thread, list[Lane]] = {}  # with what each drives
 
     def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
@@ -97,14 +99,14 @@ class ThreadsRunner:
 
     def _start(self) -> None:
         for index, driver in enumerate(self._drivers):
-            self._spawn(f"actor-{index}", partial(self._act, driver))
+            self._spawn(f"actor-{index}", partial(self._act, driver), driver.lanes)
         self._collecting = {t.name for t in self._threads}
         if self._staging:
-            self._spawn("stage", self._stage)
+            self._spawn("stage", self._stage, [])
         for thread in self._threads:
             thread.start()
 
-    def _spawn(self, name: str, work: Callable[[str], None]) -> None:
+    def _spawn(self, name: str, work: Callable[[str], None], lanes: list[Lane]) -> None:
         def run() -> None:
             try:
                 work(name)
@@ -116,7 +118,7 @@ class ThreadsRunner:
                     self._still.add(name)
                     self._changed.notify_all()
 
-        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self._threads[threading.Thread(target=run, name=name, daemon=True)] = lanes
 
     def _next_batch(self) -> Batch | None:
         """The next batch; None where an update is to be published meanwhile, or where none can come any more."""
@@ -168,8 +170,7 @@ class ThreadsRunner:
         return Finished(learned, self._parts.learner.read(learned))
 
     def _drain(self) -> Iterator[Finished]:
-        names = {t.name for t in self._threads}
-        deadline = time.monotonic() + self._parts.config.env.step_timeout_s + JOIN_S
+        names, patience = {t.name for t in self._threads}, self._patience()
         while True:
             self._raise_error()
             self._watch()
@@ -187,10 +188,18 @@ class ThreadsRunner:
                 return
             if not self._parts.config.learner.staging:
                 time.sleep(0.001)
-            if time.monotonic() > deadline:
+            if patience.over():
                 raise WaitTimeoutError(
                     f"waited for {sorted(names - self._still)} to hold still for a checkpoint"
                 )
+
+    def _patience(self) -> Patience:
+        """Of a wait for other threads: many slow environments may step one after the other in one turn."""
+        lanes, limit_s = self._parts.lanes, self._parts.config.env.step_timeout_s + JOIN_S
+        return Patience(
+            lambda: (self._taken, [(lane.steps, getattr(lane.group, "stepping", None)) for lane in lanes]),
+            limit_s,
+        )
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -198,14 +207,21 @@ class ThreadsRunner:
 
     def _watch(self) -> None:
         """End the run where an environment has been in one step for too long."""
-        lanes = [(lane.group, lane.first_slot) for lane in self._parts.lanes]
-        message = overdue(lanes, self._parts.config.env.step_timeout_s)
+        message = self._overdue(self._parts.lanes)
         if message is not None:
             self._error = WaitTimeoutError(message)
             raise self._error
 
+    def _overdue(self, lanes: list[Lane]) -> str | None:
+        return overdue(
+            [(lane.group, lane.first_slot) for lane in lanes], self._parts.config.env.step_timeout_s
+        )
+
     def _check_progress(self) -> None:
         """End a run in which the actors wait for the learner and the learner for the actors."""
+        # In this order: a batch is queued before its maker is done.
+        if self._making or not self._staged.empty():
+            return
         queued, collecting = self._parts.experience.queue, set(self._collecting)
         if not collecting or any(self._refusals.get(name, 0) < REFUSALS for name in collecting):
             return
@@ -218,9 +234,15 @@ class ThreadsRunner:
         with self._changed:
             self._quit = True
             self._changed.notify_all()
-        for thread in self._threads:
-            if thread.is_alive():
-                thread.join(0.1 if isinstance(self._error, WaitTimeoutError) else JOIN_S)
+        try:
+            for thread, lanes in self._threads.items():
+                patience = self._patience()
+                while thread.is_alive() and self._overdue(lanes) is None and not patience.over():
+                    thread.join(POLL_S)
+        finally:  # also where the wait is interrupted
+            for thread, lanes in self._threads.items():
+                if thread.is_alive():
+                    self._parts.left_behind.extend(lanes)
 
     # On the other threads.
 
@@ -251,9 +273,12 @@ class ThreadsRunner:
             with meter.wait_out():
                 if not self._free.acquire(timeout=POLL_S):
                     continue
+            self._making = True
             batch = self._make_batch()
             if batch is not None:
                 self._staged.put(batch)
+            self._making = False
+            if batch is not None:
                 continue
             self._free.release()
             if over:

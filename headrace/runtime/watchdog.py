@@ -7,7 +7,7 @@ step, and interrupts the main thread by a signal whose handler raises there.
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -37,6 +37,22 @@ def overdue(groups: Sequence[tuple[Any, int]], limit_s: float) -> str | None:
                 f"env.step_timeout_s = {limit_s:g} s; mend the environment or raise the limit"
             )
     return None
+
+
+class Patience:
+    """Runs out when nothing has moved for ``limit_s`` seconds."""
+
+    def __init__(self, position: Callable[[], Any], limit_s: float) -> None:
+        """``position`` gives something that differs from before where there was movement."""
+        self._position, self._limit_s = position, limit_s
+        self._last, self._since = position(), time.monotonic()
+
+    def over(self) -> bool:
+        """Look; whether it has run out."""
+        position = self._position()
+        if position != self._last:
+            self._last, self._since = position, time.monotonic()
+        return time.monotonic() - self._since > self._limit_s
 
 
 @contextmanager
