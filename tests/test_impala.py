@@ -137,6 +137,26 @@ def test_gradient_is_that_of_the_twin(name):
         np.testing.assert_allclose(grads["params"][key], expected[key], rtol=2e-4, atol=2e-4)
 
 
+def test_metrics_are_those_of_the_twin():
+    """By row: entropy of π, KL(μ ‖ π), V, and min(1, π/μ) of the action taken."""
+    config = ImpalaConfig(unroll_length=T, batch_size=B)
+    params = impala(config, SPEC, network=linear_network()).init(jax.random.key(1)).params
+    p, v = (np.asarray(params[k], np.float64) for k in ("p", "v"))
+    batch = trajectory()
+    t, expected = batch.rows.timestep, dict.fromkeys(("entropy", "kl", "value_mean", "rho_clipped"), 0.0)
+    for i, k in np.argwhere(~t.first[1:].T):
+        x = t.observation[k, i].astype(np.float64)
+        new, old = log_softmax(x @ p), log_softmax(batch.rows.extras[k, i].astype(np.float64))
+        action = batch.rows.action[k, i]
+        expected["entropy"] -= np.exp(new) @ new
+        expected["kl"] += np.exp(old) @ (old - new)
+        expected["value_mean"] += x @ v
+        expected["rho_clipped"] += min(1.0, np.exp(new[action] - old[action]))
+    metrics = sums(config, batch)[2].metrics
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
+
+
 def sums(config, batch):
     agent = impala(config, SPEC, network=linear_network())
     return jax.jit(agent.phases[0].grads)(agent.init(jax.random.key(1)), batch, jax.random.key(0))
@@ -362,6 +382,7 @@ def test_first_ratio_is_one_where_nothing_was_learned():
         state, batch._replace(rows=batch.rows._replace(extras=extras)), None
     )
     assert abs(float(report.metrics["kl"] / weight)) < 1e-6
+    np.testing.assert_allclose(report.metrics["rho_clipped"] / weight, 1.0, rtol=1e-6)
 
 
 assert tiny  # its module turns on the compilation cache

@@ -170,7 +170,7 @@ def impala_loss(config: ImpalaConfig, dist: Distribution, terms: Terms) -> tuple
         "entropy": entropy,
         "kl": kl,
         "value_mean": terms.value,
-        "rho_mean": jnp.exp(jnp.where(terms.weight > 0, terms.log_rho, 0.0)),
+        "rho_clipped": jnp.exp(jnp.minimum(jnp.where(terms.weight > 0, terms.log_rho, 0.0), 0.0)),
     }
     sums = {name: jnp.sum(terms.weight * x) for name, x in named.items()}
     return sums["loss/total"], sums

@@ -69,9 +69,7 @@ _TABLE = (
     Metric("kl", "nats", "Mean KL divergence from the behaviour policy to the learner's.", "learner"),
     Metric("grad_norm", "1", "Global norm of the gradient before clipping.", "learner"),
     Metric("learning_rate", "1", "Step size of the optimiser.", "learner"),
-    Metric(
-        "rho_mean", "1", "Mean importance ratio of the learner's policy to the behaviour policy.", "learner"
-    ),
+    Metric("rho_clipped", "1", "Mean of min(1, π/μ), learner's policy over behaviour policy.", "learner"),
     Metric("value_mean", "reward", "Mean predicted value.", "learner"),
     Metric("agent/<name>", "1", "A figure of one agent alone; see its page.", "learner"),
     Metric("eval/return_mean", "reward", "Mean raw return of the evaluation episodes, greedy.", "envs"),
