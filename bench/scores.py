@@ -5,6 +5,7 @@ python bench/scores.py cartpole-sync
 python bench/scores.py cartpole-memory
 python bench/scores.py cartpole-memory-feedforward
 python bench/scores.py pong
+python bench/scores.py pong-unit
 """
 
 import argparse
@@ -30,6 +31,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "agent.network.core": "none",
     },
     "pong": {"preset": "pong", "seeds": [1, 2, 3]},
+    "pong-unit": {"preset": "pong", "seeds": [1], "agent.network.pixels": "unit"},
 }
 """By name: the preset, the seeds, and what is changed."""
 
@@ -44,6 +46,7 @@ def run_seed(task: dict[str, Any], seed: int, directory: Path, episodes: int) ->
     del summary["run"]
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     curve = [[line["steps"], line["return_mean"]] for line in lines if line.get("return_mean") is not None]
+    # A line's mean is over the 100 episodes before it: where lines are close together, as in Pong, nearly the first 100.
     first_100 = next((line["return_mean"] for line in lines if line.get("episodes", 0) >= 100), None)
     evaluation = headrace.evaluate(directory, episodes=episodes)
     return {
@@ -52,6 +55,12 @@ def run_seed(task: dict[str, Any], seed: int, directory: Path, episodes: int) ->
         "eval": evaluation,
         "curve": curve[:: max(len(curve) // 50, 1)],
     }
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """The command line that gives this result again."""
+    seeds = f" --seeds {' '.join(map(str, arguments.seeds))}" if arguments.seeds else ""
+    return f"python bench/scores.py {arguments.task} --episodes {arguments.episodes}{seeds}"
 
 
 def main() -> None:
@@ -77,7 +86,7 @@ def main() -> None:
         )
     means = [r["eval"]["return_mean"] for r in runs]
     result = {
-        "command": f"python bench/scores.py {arguments.task} --episodes {arguments.episodes}",
+        "command": command(arguments),
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "versions": versions(),

@@ -231,6 +231,16 @@ def test_standard_pixels_have_mean_zero_and_deviation_one_in_each_image():
     np.testing.assert_allclose(scale_pixels(images, "unit"), images / 255.0, rtol=1e-6)
 
 
+def test_blank_frames_before_an_episode_count_in_its_first_stacks():
+    """The statistics are the stack's: 3 blank frames and one of deviation s have mean m / 4."""
+    frame = np.random.default_rng(0).integers(100, 200, (1, 40, 44, 1), dtype=np.uint8)
+    stack = np.concatenate([np.zeros((1, 40, 44, 3), np.uint8), frame], axis=-1)
+    got, m, second = np.asarray(scale_pixels(stack, "standard")), frame.mean(), np.square(frame / 1.0).mean()
+    deviation = np.sqrt(second / 4 - m**2 / 16)
+    np.testing.assert_allclose(got[..., :3], -m / 4 / deviation, rtol=1e-4)
+    np.testing.assert_allclose(got[..., 3:], (frame - m / 4) / deviation, rtol=1e-4)
+
+
 @pytest.mark.parametrize("pixels", ["unit", "standard"])
 def test_the_network_scales_pixels_as_its_config_says(pixels):
     spec = _image(40, 44)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -116,12 +117,32 @@ def test_a_run_that_another_process_began_meanwhile_is_left_alone(tmp_path, monk
 
 
 def test_a_file_system_without_locks_is_no_other_process(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(directory.fcntl, "flock", no_locks)
+    monkeypatch.setattr(directory.fcntl, "flock", fail)
+    number = errno.ENOLCK
     with ExitStack() as stack:
         claim(stack, tmp_path / "run")
+    number = errno.EIO
+    with ExitStack() as stack, pytest.raises(RunDirectoryError, match=r"cannot be locked \(Input/output"):
+        claim(stack, tmp_path / "run")
+
+
+def test_a_run_that_another_process_continued_meanwhile_is_looked_at_again(tmp_path, monkeypatch):
+    """When this one looked there was no checkpoint yet; then the other wrote one and ended."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"preset": "impala"}))
+
+    def slow_claim(*arguments, **options):
+        monkeypatch.undo()
+        train(tiny(run))
+        claim(*arguments, **options)
+
+    monkeypatch.setattr(runs, "claim", slow_claim)
+    with pytest.raises(ConfigError, match="seed: 0 there, 3 here"):
+        train(tiny(run, seed=3))
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path):

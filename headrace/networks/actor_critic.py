@@ -49,7 +49,7 @@ class NetworkConfig:
     cnn_dense: int = 512
     """Features that the image encoder gives for each image."""
     pixels: Pixels = "unit"
-    """What the image encoder sees: pixels ÷ 255, or each image less its mean, divided by its deviation."""
+    """What the image encoder sees: pixels ÷ 255, or each image (or stack of frames) less its mean, ÷ its deviation."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""

@@ -82,8 +82,9 @@ class MLP(nnx.Module):
 def scale_pixels(x: Array, pixels: Pixels) -> Float[Array, "R H W C"]:
     """Images ``[rows, H, W, C]`` of 0 … 255 as floats of order one.
 
-    ``unit`` is x ÷ 255. ``standard`` is (x − m) ÷ max(s, 1) with mean m and deviation s of each row's image, all
-    channels together, so that a background every image shares does not drown the little that moves.
+    ``unit`` is x ÷ 255. ``standard`` is (x − m) ÷ max(s, 1) with mean m and deviation s of each row, all its channels
+    together: of the whole stack, where frames are stacked, also the blank ones before an episode's first. A uniform
+    background becomes small, and what stands out from it large.
     """
     x = x.astype(jnp.float32)
     if pixels == "unit":

@@ -5,6 +5,7 @@ summary.json  of a finished run             log.txt                       what h
 checkpoints/  latest, best, milestones
 """
 
+import errno
 import json
 import time
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ try:
 except ImportError:  # not on this system: two processes in one directory at the same time are not noticed
     fcntl = None  # type: ignore[assignment]
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems say that have no locks; there it is as where the system has none."""
 MAY_CHANGE = (
     "preset",
     "total_steps",
@@ -99,8 +102,11 @@ def claim(stack: ExitStack, path: Path, *, fresh: bool = False) -> None:
             raise RunDirectoryError(
                 f"another process is training in {path}; wait for it, or give another directory"
             ) from error
-        except OSError:  # a file system without locks: as where the system has none
-            pass
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise RunDirectoryError(
+                    f"{path / 'lock'} cannot be locked ({error.strerror}); give another directory"
+                ) from error
     if fresh and _contents(path):
         raise RunDirectoryError(
             f"another process has begun a run in {path} meanwhile; give another directory, or run again to continue it"
@@ -143,7 +149,7 @@ def read_config(path: Path) -> Config:
     try:
         saved = json.loads(file.read_text())
         return replace_fields(Config(preset=saved["preset"]), saved)
-    except (json.JSONDecodeError, KeyError, TypeError, ConfigError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         raise RunDirectoryError(f"{file} cannot be read as the settings of a run: {error}") from error
 
 

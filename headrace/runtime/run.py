@@ -144,6 +144,7 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool, stop: St
     notes: list[str] = []
     if resuming:
         claim(stack, path)
+        find(config)  # once more: until now another process may have been at it
     restored = _newest_checkpoint(path, config, notes) if resuming else None
     state = snapshot.state_of(restored) if restored is not None else None
     threads = config.runtime == "threads"

@@ -62,7 +62,7 @@ class ThreadsRunner:
 
     def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
-        interval = _set_switch_interval(SWITCH_INTERVAL_S)
+        interval, at_once = _set_switch_interval(SWITCH_INTERVAL_S), False
         try:
             self._start()
             while (batch := self._next_batch()) is not None or self._in_flight is not None:
@@ -74,8 +74,11 @@ class ThreadsRunner:
                 if before is not None:
                     yield self._publish(before)
             self._raise_error()
+        except (GeneratorExit, KeyboardInterrupt):
+            at_once = True
+            raise
         finally:
-            self._join()
+            self._join(at_once)
             _set_switch_interval(interval)
 
     @contextmanager
@@ -178,6 +181,8 @@ class ThreadsRunner:
             if self._in_flight is not None:
                 learned, self._in_flight = self._in_flight, None
                 yield self._publish(learned)
+                patience = self._patience()  # the caller took its time
+                continue
             if (
                 self._parts.config.learner.staging
                 and (batch := self._get(0.0 if still else 0.01)) is not None
@@ -230,13 +235,14 @@ class ThreadsRunner:
             f"flight; raise experience.max_lag"
         )
 
-    def _join(self) -> None:
-        with self._changed:
-            self._quit = True
-            self._changed.notify_all()
+    def _join(self, at_once: bool) -> None:
+        """Wait until the threads have left: ``JOIN_S`` seconds where the caller left, else as long as anything moves."""
+        patience = Patience(lambda: None, JOIN_S) if at_once else self._patience()
         try:
+            with self._changed:
+                self._quit = True
+                self._changed.notify_all()
             for thread, lanes in self._threads.items():
-                patience = self._patience()
                 while thread.is_alive() and self._overdue(lanes) is None and not patience.over():
                     thread.join(POLL_S)
         finally:  # also where the wait is interrupted
