@@ -296,6 +296,9 @@ def test_load_and_evaluate(finished_run):
 
     policy = load(finished_run[0])
     assert snapshot.digest(policy.params) == finished_run[1]["params_sha256"]
+    for wrong in (np.zeros(5), np.zeros((1, 4)), {"a": np.zeros(4)}, "four"):
+        with pytest.raises(ValueError, match="the observation does not fit"):
+            policy.act(wrong, policy.initial_carry())
     action, carry = policy.act(np.zeros(4, np.float32), policy.initial_carry())
     assert int(action) in (0, 1) and not carry.fresh
     assert isinstance(policy.value(np.zeros(4, np.float32), carry), float)

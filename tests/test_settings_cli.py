@@ -239,6 +239,51 @@ def test_errors_exit_1_with_one_line(tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("words", [["train", "cartpole"], ["eval", "run"]])
+def test_ctrl_c_before_a_run_and_in_an_evaluation_is_one_line(words, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headrace.runtime.run.train", interrupted)
+    monkeypatch.setattr("headrace.runtime.policy.evaluate", interrupted)
+    assert command(words) == 130
+    assert capsys.readouterr().err == "headrace: interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback():
+    code = "import sys; from headrace.cli.main import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "train", "cartpole", "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_traceback_of_users_code_alone(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import helpers\n"
+        "class Raises(helpers.ScriptedEnv):\n"
+        "    def step(self, action): raise RuntimeError('rope')\n"
+        "class OldStep(helpers.ScriptedEnv):\n"
+        "    def step(self, action): return super().step(action)[:4]\n"
+        "class NoSpace(helpers.ScriptedEnv):\n"
+        "    def __init__(self): super().__init__(); self.observation_space = None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name, message, lines in [
+        ("Raises", "RuntimeError: rope", None),
+        ("OldStep", "step must return (observation, reward, terminated, truncated, info)", 1),
+        ("NoSpace", "its observation_space is None; expected one of gymnasium.spaces", 1),
+    ]:
+        assert (
+            command(["train", "impala", "--env.id", f"mine:{name}", "--runtime", "sync", "--run", name]) == 1
+        )
+        said = capsys.readouterr().err.splitlines()
+        error = next(i for i, line in enumerate(said) if line.startswith("headrace: error"))
+        assert message in said[error]
+        assert len(said) - error == lines if lines else any("mine.py" in line for line in said[error:])
+
+
 def test_help_and_lists(capsys):
     assert command([]) == 2 and command(["--help"]) == 0 and command(["--version"]) == 0
     assert capsys.readouterr().out.rstrip().endswith(headrace.__version__)

@@ -2,9 +2,11 @@
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, EnvironmentFailure, HeadraceError
@@ -22,7 +24,13 @@ USAGE = """usage: headrace COMMAND …
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 an error (one line on standard error), 2 wrong settings, 128+n on signal n."""
-    raise SystemExit(run(list(sys.argv[1:] if words is None else words)))
+    try:
+        status = run(list(sys.argv[1:] if words is None else words))
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + 13
+    raise SystemExit(status)
 
 
 def run(words: list[str]) -> int:
@@ -47,14 +55,26 @@ def run(words: list[str]) -> int:
             from headrace.settings.fields import nearest
 
             raise ConfigError(
-                f"unknown command {words[0]!r}{nearest(words[0], commands)} Known: {', '.join(commands)}"
+                f"unknown command {words[0]!r}{nearest(words[0], commands) or '.'} Known: {', '.join(commands)}"
             )
         return commands[words[0]](words[1:])
     except HeadraceError as error:
         print(f"headrace: error: {_one_line(error)}", file=sys.stderr)
-        if error.__cause__ is not None and isinstance(error, EnvironmentFailure):
-            traceback.print_exception(error.__cause__, file=sys.stderr)  # of the user's code
+        if isinstance(error, EnvironmentFailure) and _is_of_users_code(error.__cause__):
+            traceback.print_exception(error.__cause__, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except (
+        KeyboardInterrupt
+    ):  # a run under way takes the first for a wish to leave; this is another, or before or after
+        print("headrace: interrupted", file=sys.stderr)
+        return 128 + 2
+
+
+def _is_of_users_code(error: BaseException | None) -> bool:
+    """Whether it was raised elsewhere than in headrace, whose own frames tell a user nothing."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    ours = Path(__file__).parents[1]
+    return bool(frames) and ours not in Path(frames[-1].filename).parents
 
 
 def _one_line(error: BaseException) -> str:

@@ -299,6 +299,11 @@ class GymGroup:
 
 
 def _spec_of(env: gym.Env, name: str) -> EnvSpec:
+    for part in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, part, None), gym.Space):
+            raise EnvironmentFailure(
+                f"env {name}: its {part} is {getattr(env, part, 'missing')}; expected one of gymnasium.spaces"
+            )
     return EnvSpec(
         from_gymnasium(env.observation_space, "observation space"),
         from_gymnasium(env.action_space, "action space"),

@@ -73,7 +73,7 @@ class Policy:
             An action for ``env.step``, and the next carry.
 
         Raises:
-            ValueError: ``explore`` without a key.
+            ValueError: ``explore`` without a key, or an observation that is not one of the environment's.
         """
         if explore and key is None:
             raise ValueError(
@@ -99,7 +99,12 @@ class Policy:
         return float(self._value(self.params, carry.slots, self._timestep(observation, 0.0, carry.fresh))[0])
 
     def _timestep(self, observation: PyTree, reward: float, first: bool) -> TimeStep:
-        one = spaces.map_leaves(lambda leaf, x: np.asarray(x)[None], self.spec.observation, observation)
+        try:
+            one = spaces.map_leaves(_row, self.spec.observation, observation)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the observation does not fit {self.spec.observation}: {type(error).__name__}: {error}"
+            ) from error
         no = np.zeros(1, bool)
         reward = 0.0 if first else reward
         return TimeStep(
@@ -126,6 +131,13 @@ class Policy:
     def _value_one(self, params: Params, slots: Slots, timestep: TimeStep) -> Any:
         assert self.agent.value is not None
         return self.agent.value(params, slots.carry, self._seen(slots, timestep, jnp.zeros(1))[0])
+
+
+def _row(leaf: spaces.Leaf, value: Any) -> np.ndarray:
+    value, shape = np.asarray(value), getattr(leaf, "env_shape", leaf.shape)
+    if value.shape != shape:
+        raise ValueError(f"got shape {value.shape}, expected {shape} without a leading axis")
+    return value[None]
 
 
 def load(run: str | Path, step: int | None = None) -> Policy:

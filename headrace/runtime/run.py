@@ -97,7 +97,11 @@ def train(config: Config) -> dict[str, Any]:
     asked, (config, path, resuming) = config, find(config)
     finished = _finished_summary(path, config) if resuming else None
     if finished is not None:
-        print(f"headrace: {path} is finished; a larger total_steps continues it", file=sys.stderr, flush=True)
+        print(
+            f"headrace: {path} is finished at {finished['steps']} steps; a larger --total-steps continues it",
+            file=sys.stderr,
+            flush=True,
+        )
         return finished
     with ExitStack() as stack:
         if asked.run is None:
