@@ -241,6 +241,23 @@ def make_slow():
     return ScriptedEnv(length=1000, step_s=0.2)
 
 
+def test_a_caller_that_leaves_does_not_wait_for_a_long_turn(monkeypatch):
+    parts, runner = threads_of(
+        env__id="test_runtime_threads:make_slow",
+        env__num_envs=8,
+        env__groups=1,
+        agent__batch_size=8,
+        total_steps=10**9,
+    )
+    updates, lane = runner.updates(), parts.lanes[0]
+    next(updates)
+    while (lane.group.stepping or (-1,))[0] != 0:
+        time.sleep(0.001)
+    monkeypatch.setattr(threads, "JOIN_S", 0.1)
+    updates.close()
+    assert parts.left_behind == [lane]  # its turn has more than a second to go
+
+
 def test_a_caller_that_takes_its_time_in_a_pause_is_waited_for(monkeypatch):
     monkeypatch.setattr(threads, "JOIN_S", 0.1)
     parts, runner = threads_of(env__step_timeout_s=0.5, total_steps=10**9, learner__staging=0)

@@ -63,9 +63,8 @@ def run(words: list[str]) -> int:
         if isinstance(error, EnvironmentFailure) and _is_of_users_code(error.__cause__):
             traceback.print_exception(error.__cause__, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    except (
-        KeyboardInterrupt
-    ):  # a run under way takes the first for a wish to leave; this is another, or before or after
+    except KeyboardInterrupt:
+        # A run under way takes the first for a wish to leave; this is a second one, or no run is under way.
         print("headrace: interrupted", file=sys.stderr)
         return 128 + 2
 
