@@ -3,6 +3,7 @@
 The number of workers, threads or hosts is not in the tree, so it changes no stream.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -30,3 +31,17 @@ def stream_seed(seed: int, role: Role, slot_id: int = 0, life: int = 0) -> int:
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(role), slot_id, life))
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+
+
+@dataclass(frozen=True)
+class SlotSeeds:
+    """Seeds of a group's environments, ``(slot in group, life) -> seed``; a record, as worker processes are handed it."""
+
+    seed: int
+    role: Role
+    first_slot: int = 0
+    first_life: int = 0
+
+    def __call__(self, slot: int, life: int) -> int:
+        """The seed of a slot in a life."""
+        return stream_seed(self.seed, self.role, self.first_slot + slot, self.first_life + life)

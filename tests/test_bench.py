@@ -18,7 +18,8 @@ from headrace.experience.room import NoGuard
 from headrace.experience.store import Range
 from headrace.metrics.meter import ROOMS, Reading
 from headrace.runtime.book import Lags
-from headrace.runtime.parts import build, env_spec
+from headrace.runtime.parts import build
+from headrace.runtime.survey import env_spec
 from headrace.settings.presets import config
 
 TINY = {"env.num_envs": 4, "agent.batch_size": 4, "agent.unroll_length": 5, "agent.network.hidden": [8]}

@@ -301,7 +301,7 @@ def test_h15a_evaluation_is_fair(tmp_path):
     from headrace.agents.registry import build_agent
     from headrace.inference.actor import Published
     from headrace.runtime.evaluate import Evaluator
-    from headrace.runtime.parts import env_spec
+    from headrace.runtime.survey import env_spec
     from headrace.types import Progress
 
     config = tiny(env__id="helpers:make_uneven", eval__num_envs=2)

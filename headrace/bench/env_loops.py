@@ -18,6 +18,7 @@ from headrace.envs.gym import GymGroup
 from headrace.envs.gym_vector import VectorGroup
 from headrace.errors import ConfigError
 from headrace.runtime.parts import make_envs
+from headrace.runtime.survey import Survey, env_spec
 from headrace.seeds import Role
 from headrace.settings.config import Config
 
@@ -32,11 +33,11 @@ def env_loops(config: Config) -> dict[str, Callable[[], Generator[int, None, Non
 
 
 def _loop(config: Config, num_groups: int) -> Generator[int, None, None]:
-    size = config.env.num_envs // num_groups
+    size, survey = config.env.num_envs // num_groups, Survey(env_spec(config), 0)
     groups: list[EnvGroup] = []
     try:
         for index in range(num_groups):
-            groups.append(make_envs(config, size, Role.TRAIN_ENV, index * size))
+            groups.append(make_envs(config, survey, size, Role.TRAIN_ENV, index * size))
         yield from _turns(config.env.id, groups)
     finally:
         for group in groups:

@@ -24,8 +24,9 @@ from headrace.bench.table import table
 from headrace.errors import ConfigError
 from headrace.metrics.meter import ROOMS, Reading, merge, rates
 from headrace.runtime.book import Lags
-from headrace.runtime.parts import Parts, build, env_spec
+from headrace.runtime.parts import Parts, build
 from headrace.runtime.runner import Finished
+from headrace.runtime.survey import env_spec
 from headrace.runtime.threads import ThreadsRunner
 from headrace.settings.config import Config
 from headrace.settings.presets import config as settings_of

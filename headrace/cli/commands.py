@@ -34,6 +34,18 @@ class List:
 
 
 @dataclass(frozen=True)
+class BenchEnvs:
+    """Measure environments in worker processes, beside the thread and Gymnasium's AsyncVectorEnv."""
+
+    seconds: float = 20.0
+    """How long all is measured."""
+    workers: int | None = None
+    """Worker processes; None: one a core."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output."""
+
+
+@dataclass(frozen=True)
 class BenchPath:
     """Measure the path end to end and each room alone, at the preset's sizes, in one run."""
 

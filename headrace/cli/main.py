@@ -16,7 +16,7 @@ USAGE = """usage: headrace COMMAND …
   train PRESET|AGENT   train an agent, or continue a run
   eval RUN             greedy episodes of a run's policy
   list                 agents, presets and environment prefixes
-  bench path           how near the path comes to the speed of its rooms alone
+  bench path | envs    how near the path comes to its rooms alone; environments in worker processes
 
 `headrace COMMAND --help` tells more.
 """
@@ -135,19 +135,34 @@ def _list(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
+    known: dict[str, Callable[[list[str]], int]] = {"path": _bench_path, "envs": _bench_envs}
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: headrace bench {'|'.join(known)} [options] [--json]")
+        return 0
+    if not words or words[0] not in known:
+        got = " ".join(words[:1]) or "(nothing)"
+        raise ConfigError(f"got bench {got}, expected headrace bench {' or '.join(known)}")
+    return known[words[0]](words[1:])
+
+
+def _bench_path(words: list[str]) -> int:
     from headrace.cli.commands import BenchPath, parse
 
-    if not words or words[0] != "path":
-        if words and words[0] in ("-h", "--help"):
-            print("usage: headrace bench path --preset NAME [--json]")
-            return 0
-        raise ConfigError(
-            f"got bench {' '.join(words[:1]) or '(nothing)'}, expected: headrace bench path --preset NAME"
-        )
-    arguments = parse(BenchPath, "headrace bench path", words[1:])
+    arguments = parse(BenchPath, "headrace bench path", words)
     from headrace.bench.path import bench_path, table
 
     result = bench_path(arguments.preset, arguments.seconds)
+    _emit(result, arguments.json, table(result))
+    return 0
+
+
+def _bench_envs(words: list[str]) -> int:
+    from headrace.cli.commands import BenchEnvs, parse
+
+    arguments = parse(BenchEnvs, "headrace bench envs", words)
+    from headrace.bench.envs import bench_envs, table
+
+    result = bench_envs(arguments.seconds, arguments.workers)
     _emit(result, arguments.json, table(result))
     return 0
 

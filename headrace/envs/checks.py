@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from headrace.envs.rows import tree_leaves
+from headrace.envs.rows import paths
 from headrace.errors import EnvironmentFailure
-from headrace.spaces import Spec
+from headrace.spaces import BoxSpec, Spec
 from headrace.types import PyTree
 
 _F32_MAX = float(np.finfo(np.float32).max)
@@ -39,6 +39,28 @@ def check_ids(slot_ids: np.ndarray, answered: np.ndarray, name: str) -> None:
         )
 
 
+def bad_values(spec: Spec, observation: PyTree, reward: np.ndarray) -> dict[int, str]:
+    """What would poison the learner: rows of a message, and what is wrong with each.
+
+    Args:
+        spec: spec of the observation.
+        observation: ``[b, ...]`` in agent types.
+        reward: ``[b]``, as the environment gave it.
+    """
+    found: dict[int, str] = {}
+    # A sum of squares tells the usual case in one call; what it cannot tell is looked at closely.
+    if not float(np.vdot(reward, reward)) <= _F32_MAX**2:
+        fine = np.abs(reward) <= _F32_MAX  # False for NaN too
+        found |= {int(k): _not_finite("reward", reward[k]) for k in np.flatnonzero(~fine)}
+    for path, leaf, value in paths(spec, observation):
+        if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
+            flat = value.reshape(len(value), -1)
+            fine = np.isfinite(flat)
+            for k in np.flatnonzero(~fine.all(axis=1)):
+                found.setdefault(int(k), _not_finite(f"observation{path}", flat[k][np.argmin(fine[k])]))
+    return found
+
+
 def check_values(
     name: str,
     spec: Spec,
@@ -48,7 +70,7 @@ def check_values(
     steps: np.ndarray,
     first_slot: int = 0,
 ) -> None:
-    """Refuse rewards and observations that would poison the learner.
+    """Refuse ``bad_values``.
 
     Args:
         name: the environment's id.
@@ -60,33 +82,37 @@ def check_values(
         first_slot: global id of the group's slot 0, for messages.
 
     Raises:
-        EnvironmentFailure: names reward or observation, the value, the slot and the step.
+        EnvironmentFailure: names reward or the observation's leaf, the value, the slot and the step.
     """
-    # A sum of squares tells the usual case in one call; what it cannot tell is looked at closely.
-    if not float(np.vdot(reward, reward)) <= _F32_MAX**2:
-        fine = np.abs(reward) <= _F32_MAX  # False for NaN too
-        if not fine.all():
-            k = int(np.argmin(fine))
-            raise EnvironmentFailure(
-                _bad_value(name, "reward", reward[k], int(slot_ids[k]), steps, first_slot)
-            )
-    for leaf, value in tree_leaves(spec, observation):
-        if leaf.dtype.kind == "f" and not np.isfinite(np.vdot(value, value)):
-            rows = np.isfinite(value).reshape(len(value), -1)
-            if not rows.all():
-                k = int(np.argmin(rows.all(axis=1)))
-                bad = value.reshape(len(value), -1)[k][int(np.argmin(rows[k]))]
-                raise EnvironmentFailure(
-                    _bad_value(name, "observation", bad, int(slot_ids[k]), steps, first_slot)
-                )
+    for k, what in bad_values(spec, observation, reward).items():
+        slot = int(slot_ids[k])
+        raise EnvironmentFailure(
+            f"env {name} slot {first_slot + slot} step {int(steps[slot])}: {what}. {MEND}"
+        )
 
 
-def _bad_value(
-    name: str, what: str, value: np.floating, slot: int, steps: np.ndarray, first_slot: int
-) -> str:
+MEND = "Mend it in the environment or replace it in a wrapper."
+
+
+def _not_finite(what: str, value: np.floating) -> str:
     shown = "NaN" if np.isnan(value) else str(value)
-    return (
-        f"env {name} slot {first_slot + slot} step {int(steps[slot])}: the {what} is {shown}; expected a finite number "
-        "of float32's range. "
-        "Mend it in the environment or replace it in a wrapper."
-    )
+    return f"the {what} is {shown}; expected a finite number of float32's range"
+
+
+def out_of_bounds(spec: Spec, observation: PyTree) -> dict[int, str]:
+    """Rows ``k`` of ``observation [b, ...]`` in environment types with a float outside its Box, and where."""
+    found: dict[int, str] = {}
+    for path, leaf, value in paths(spec, observation):
+        if not isinstance(leaf, BoxSpec) or leaf.env_dtype.kind != "f":
+            continue
+        out = (value < leaf.low) | (value > leaf.high)
+        if out.any():
+            for k in np.flatnonzero(out.reshape(len(out), -1).any(axis=1)):
+                index = np.unravel_index(int(np.argmax(out[k])), leaf.shape)
+                where = f"[{', '.join(map(str, index))}]" if index else ""
+                found.setdefault(
+                    int(k),
+                    f"the observation{path}{where} is {value[k][index]}; "
+                    f"expected {leaf.low[index]} … {leaf.high[index]} as its space says",
+                )
+    return found

@@ -173,6 +173,7 @@ class Slots:
         steps: int64 ``[N]``, steps in this life.
         ended: bool ``[N]``, the slot's previous row was last.
         held: bool ``[N]``, the slot's first row waits to be received.
+        again: bool ``[N]``, the slot's last row was not received by anybody and is to be given again.
         sent: bool ``[N]``, the slot was sent an action.
         pending: actions ``[N, ...]`` of the slots in ``sent``; None where there are none.
         origin: how each slot's episode began.
@@ -182,7 +183,7 @@ class Slots:
 
     def __init__(self, num_slots: int, action: Spec) -> None:
         self.life, self.steps = np.zeros(num_slots, np.int64), np.zeros(num_slots, np.int64)
-        self.ended, self.held, self.sent = (np.zeros(num_slots, bool) for _ in range(3))
+        self.ended, self.held, self.sent, self.again = (np.zeros(num_slots, bool) for _ in range(4))
         self.pending: PyTree = None
         self.origin = [Origin(-1, None)] * num_slots
         self.log = ActionLog(action, num_slots)
@@ -200,7 +201,7 @@ def read(spec: EnvSpec, slots: Slots, generator_now: list[dict[str, Any] | None]
     return {
         "env": spec.name,
         "num_slots": n,
-        "flags": np.stack([slots.ended, slots.held, slots.sent]),
+        "flags": np.stack([slots.ended, slots.held, slots.sent, slots.again]),
         "counts": np.stack([slots.life, slots.steps]),
         "pending": tree_arrays(spec.action, pending),
         "lengths": np.array([-1 if log is None else len(log) for log in logs], np.int64),
@@ -217,7 +218,7 @@ def read(spec: EnvSpec, slots: Slots, generator_now: list[dict[str, Any] | None]
 def load(spec: EnvSpec, state: Mapping[str, Any]) -> tuple[Slots, list[list[PyTree] | None]]:
     """Inverse of ``read``: the slots, and the actions to replay in each (None: too many were made)."""
     slots = Slots(int(state["num_slots"]), spec.action)
-    slots.ended, slots.held, slots.sent = np.array(state["flags"], bool)
+    slots.ended, slots.held, slots.sent, slots.again = np.array(state["flags"], bool)
     slots.life, slots.steps = np.array(state["counts"], np.int64)
     if slots.sent.any():
         slots.pending = tree_from_arrays(spec.action, {k: np.array(v) for k, v in state["pending"].items()})
@@ -233,3 +234,38 @@ def load(spec: EnvSpec, state: Mapping[str, Any]) -> tuple[Slots, list[list[PyTr
     actions = split_actions(spec.action, state)
     slots.log.replace([log or [] for log in actions], zeros_env(spec.action, len(slots.life)))
     return slots, actions
+
+
+_BY_SLOT = {
+    "flags": 1, "counts": 1, "lengths": 0, "seed": 0, "last_reward": 0, "last_flags": 1,
+}  # fmt: skip
+"""The axis of slots in each array of a state."""
+_TREES, _LISTS = ("pending", "last"), ("generator", "generator_now")
+
+
+def join(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of one group, of the states of its parts."""
+
+    def joined(values: list[np.ndarray], axis: int = 0) -> np.ndarray:
+        return np.concatenate(values, axis=axis)
+
+    state: dict[str, Any] = {"env": states[0]["env"], "num_slots": sum(s["num_slots"] for s in states)}
+    state |= {key: joined([s[key] for s in states], axis) for key, axis in _BY_SLOT.items()}
+    for key in (*_TREES, "actions"):
+        state[key] = {leaf: joined([s[key][leaf] for s in states]) for leaf in states[0][key]}
+    return state | {key: [x for s in states for x in s[key]] for key in _LISTS}
+
+
+def split(state: Mapping[str, Any], sizes: list[int]) -> list[dict[str, Any]]:
+    """Inverse of ``join``, whatever parts it was joined from."""
+    parts, low, first = [], 0, 0
+    for size in sizes:
+        mine = slice(low, low + size)
+        last = first + int(np.maximum(state["lengths"][mine], 0).sum())
+        part: dict[str, Any] = {"env": state["env"], "num_slots": size}
+        part |= {key: state[key][mine] if not axis else state[key][:, mine] for key, axis in _BY_SLOT.items()}
+        part |= {key: {leaf: value[mine] for leaf, value in state[key].items()} for key in _TREES}
+        part["actions"] = {leaf: value[first:last] for leaf, value in state["actions"].items()}
+        parts.append(part | {key: list(state[key][mine]) for key in _LISTS})
+        low, first = low + size, last
+    return parts

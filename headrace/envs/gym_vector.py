@@ -196,7 +196,7 @@ class VectorGroup:
         batch, final, write = (
             rows.copied(spec, observation),
             infos["final_obs"],
-            rows.writer(spec, check_kind=True),
+            rows.writer(spec),
         )
         for slot in np.flatnonzero(self._ended).tolist():
             buffer = rows.empty(spec, 1)

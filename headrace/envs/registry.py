@@ -10,50 +10,23 @@ was registered |
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 
 from headrace.envs import resolve
 from headrace.envs.contract import EnvGroup, EnvSpec
 from headrace.envs.envpool import EnvPoolGroup
+from headrace.envs.failures import Budget
 from headrace.envs.gym import GymGroup
 from headrace.envs.gym_vector import VectorGroup
+from headrace.envs.pool.group import PoolGroup
+from headrace.envs.pool.probe import Probe, probe
+from headrace.envs.request import Request as Request
+from headrace.envs.request import Vectorization
 from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError
-
-Vectorization: TypeAlias = Literal["single", "vector"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a factory is asked for.
-
-    Attributes:
-        env_id: the id as the user wrote it.
-        target: the id without its prefix.
-        num_slots: environments of the group.
-        seed_of: ``(slot in group, life) -> seed``.
-        kwargs: the environment's own settings.
-        vectorization: ``single`` environments, or one ``vector`` environment of ``num_slots``.
-        step_timeout_s: how long one step may take, in seconds.
-        max_episode_steps: a time limit in agent steps in place of the environment's; None leaves it.
-        num_threads: threads of an environment that has its own; 0 lets it choose.
-        first_slot: global id of the group's slot 0, for messages.
-    """
-
-    env_id: str
-    target: str
-    num_slots: int
-    seed_of: Callable[[int, int], int]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    vectorization: Vectorization = "single"
-    step_timeout_s: float = 60.0
-    max_episode_steps: int | None = None
-    num_threads: int = 0
-    first_slot: int = 0
-
 
 Factory: TypeAlias = Callable[[Request], EnvGroup]
 
@@ -78,19 +51,8 @@ def prefixes() -> dict[str, str]:
     return {p: (inspect.getdoc(f) or "").split("\n")[0] for p, f in sorted(_FACTORIES.items())}
 
 
-def make_group(
-    env_id: str,
-    num_slots: int,
-    seed_of: Callable[[int, int], int],
-    *,
-    kwargs: Mapping[str, Any] = {},
-    vectorization: Vectorization = "single",
-    step_timeout_s: float = 60.0,
-    max_episode_steps: int | None = None,
-    num_threads: int = 0,
-    first_slot: int = 0,
-) -> EnvGroup:
-    """Make a group of ``num_slots`` environments; arguments as in ``Request``.
+def make_group(env_id: str, num_slots: int, seed_of: Callable[[int, int], int], **options: Any) -> EnvGroup:
+    """Make a group of ``num_slots`` environments; arguments and options as in ``Request``.
 
     Raises:
         EnvironmentIdError: no environment goes by that id, or its package is missing.
@@ -98,51 +60,91 @@ def make_group(
         ConfigError: a setting the environment does not take.
         EnvironmentFailure: the environment could not be made or reset; its error is the cause.
     """
-    if num_slots < 1:
-        raise ConfigError(f"got num_slots={num_slots} for env {env_id}; expected at least 1")
-    if vectorization not in ("single", "vector"):
-        raise ConfigError(f"got vectorization={vectorization!r}; expected 'single' or 'vector'")
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise ConfigError(
-            f"got max_episode_steps={max_episode_steps}; expected at least 1, or None for the env's own"
-        )
-    for key in ("max_episode_steps", "num_envs"):
-        if key in kwargs:
-            raise ConfigError(
-                f"env {env_id}: got {key!r} among its kwargs; it has a setting of its own, use that"
-            )
-    request = Request(
-        env_id,
-        env_id,
-        num_slots,
-        seed_of,
-        dict(kwargs),
-        vectorization,
-        step_timeout_s,
-        max_episode_steps,
-        num_threads,
-        first_slot,
-    )
-    prefix, colon, rest = env_id.partition(":")
-    if colon and prefix in _FACTORIES:
-        return _FACTORIES[prefix](replace(request, target=rest))
-    return _from_module(request) if colon else _gym(request)
+    return _make(Request(env_id, env_id, num_slots, seed_of, **options))
 
 
 def describe(env_id: str, **options: Any) -> EnvSpec:
     """What an environment looks like: makes one, reads its spec, closes it. Options as of ``make_group``."""
-    group = make_group(env_id, 1, lambda slot, life: 0, **options)
+    request = Request(env_id, env_id, 1, _no_seed, **options)
+    if request.workers:
+        return probe(_pooled(request)).spec
+    group = _make(request)
     try:
         return group.spec
     finally:
         group.close()
 
 
+def measure(env_id: str, **options: Any) -> Probe:
+    """As ``describe``, in a process of its own, with the time that a step takes."""
+    return probe(_pooled(Request(env_id, env_id, 1, _no_seed, **options | {"workers": 1})), measure=True)
+
+
+def steps_in_thread(env_id: str, vectorization: Vectorization = "single") -> bool:
+    """Whether an environment is stepped in the caller's thread unless the user says otherwise.
+
+    That is for environments that are known to be quick and well behaved, and for those that come as one for many slots.
+    """
+    prefix, colon, rest = env_id.partition(":")
+    if vectorization == "vector" or (colon and prefix in _FACTORIES and prefix != "gym"):
+        return True
+    if prefix == "__main__" or prefix.startswith("headrace."):
+        return True
+    if colon and prefix != "gym":
+        function = _attribute(env_id)
+        return function is not None and "num_envs" in inspect.signature(function).parameters
+    entry = getattr(gym.registry.get(rest or env_id), "entry_point", None)
+    return isinstance(entry, str) and entry.startswith(_QUICK)
+
+
+_QUICK = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.tabular")
+
+
+def _no_seed(slot: int, life: int) -> int:
+    return 0
+
+
+def _make(request: Request) -> EnvGroup:
+    prefix, colon, rest = request.env_id.partition(":")
+    if request.workers:
+        return PoolGroup(_pooled(request))
+    if colon and prefix in _FACTORIES:
+        return _FACTORIES[prefix](replace(request, target=rest))
+    return _from_module(request) if colon else _gym(request)
+
+
+def _pooled(request: Request) -> Request:
+    """The request, where its environments can be stepped in processes."""
+    prefix, colon, rest = request.env_id.partition(":")
+    refused = request.vectorization == "vector" or (colon and prefix in _FACTORIES and prefix != "gym")
+    if refused or prefix == "__main__":
+        why = (
+            "__main__ is another module in them" if prefix == "__main__" else "it comes as one for many slots"
+        )
+        raise ConfigError(
+            f"got workers={request.workers} for env {request.env_id}, which cannot be stepped in worker processes: {why}; "
+            "leave env.workers out or set it 0"
+        )
+    return replace(request, target=rest) if colon and prefix == "gym" else request
+
+
+def single_maker(request: Request) -> Callable[[], gym.Env]:
+    """What makes one environment of a request for Gymnasium environments."""
+    prefix, colon, rest = request.env_id.partition(":")
+    if not colon or prefix == "gym":
+        target = replace(request, target=rest if colon else request.env_id)
+        return _checked(target, lambda: _make_by_id(target))
+    function = _attribute(request.env_id)
+    if function is None:
+        return _checked(request, lambda: _make_by_id(request))
+    return _checked(request, lambda: _limited(function(**request.kwargs), request.max_episode_steps))
+
+
 def _gym(request: Request) -> EnvGroup:
     """Gymnasium ids: gym:CartPole-v1, or without the prefix."""
     if request.vectorization == "vector":
         return _vector(request)
-    return _single(request, lambda: _make_by_id(request))
+    return _single(request)
 
 
 def _vector(request: Request) -> EnvGroup:
@@ -170,9 +172,26 @@ def _envpool(request: Request) -> EnvGroup:
     )
 
 
-def _single(request: Request, make: Callable[[], Any]) -> EnvGroup:
+def _single(request: Request) -> EnvGroup:
     _no_threads(request)
+    if request.batch_size not in (None, request.num_slots):
+        raise ConfigError(
+            f"got batch_size={request.batch_size} for env {request.env_id}, whose {request.num_slots} slots are stepped one "
+            "after the other; expected None. It is for worker processes and EnvPool."
+        )
+    return GymGroup(
+        single_maker(request),
+        request.num_slots,
+        request.seed_of,
+        name=request.env_id,
+        first_slot=request.first_slot,
+        budget=Budget(request.num_slots, request.max_restarts),
+        on_bad_value=request.on_bad_value,
+        bounds=request.bounds,
+    )
 
+
+def _checked(request: Request, make: Callable[[], Any]) -> Callable[[], gym.Env]:
     def checked() -> gym.Env:
         with resolve.translated(request.env_id, request.kwargs):
             env = make()
@@ -183,14 +202,7 @@ def _single(request: Request, make: Callable[[], Any]) -> EnvGroup:
             f"env {request.env_id}: got a {type(env).__name__}; expected a gymnasium.Env.{hint}"
         )
 
-    return GymGroup(
-        checked,
-        request.num_slots,
-        request.seed_of,
-        name=request.env_id,
-        step_timeout_s=request.step_timeout_s,
-        first_slot=request.first_slot,
-    )
+    return checked
 
 
 def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
@@ -232,24 +244,36 @@ def _make_by_id(request: Request) -> gym.Env:
     return resolve.by_id(request.env_id, request.target, make)
 
 
-def _from_module(request: Request) -> EnvGroup:
-    """``module:attribute``, or Gymnasium's ``module:Env-v0``."""
-    module_name, _, attribute = request.target.partition(":")
-    with resolve.translated(request.env_id, request.kwargs), resolve.cwd_importable():
-        module = resolve.import_module(request.env_id, module_name, prefixes())
+def _attribute(env_id: str) -> Callable[..., Any] | None:
+    """The callable that ``module:attribute`` names; None where it is Gymnasium's ``module:Env-v0``.
+
+    Raises:
+        EnvironmentIdError: there is no such module, or it has nothing of that name.
+    """
+    module_name, _, attribute = env_id.partition(":")
+    with resolve.translated(env_id, {}), resolve.cwd_importable():
+        module = resolve.import_module(env_id, module_name, prefixes())
     function = getattr(module, attribute, None)
     if function is None:
-        if attribute not in gym.registry and not re.search(r"-v\d+$", attribute):
-            names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            raise EnvironmentIdError(
-                f"module {module_name} has no {attribute!r} and registers no environment of that name; "
-                f"{resolve.nearest(attribute, names + list(gym.registry))}"
-            )
-        return _gym(request)
+        if attribute in gym.registry or re.search(r"-v\d+$", attribute):
+            return None
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise EnvironmentIdError(
+            f"module {module_name} has no {attribute!r} and registers no environment of that name; "
+            f"{resolve.nearest(attribute, names + list(gym.registry))}"
+        )
     if not callable(function):
         raise EnvironmentIdError(
-            f"{request.env_id} is a {type(function).__name__}; expected a callable that makes an environment"
+            f"{env_id} is a {type(function).__name__}; expected a callable that makes an environment"
         )
+    return function
+
+
+def _from_module(request: Request) -> EnvGroup:
+    """``module:attribute``, or Gymnasium's ``module:Env-v0``."""
+    function = _attribute(request.env_id)
+    if function is None:
+        return _gym(request)
     if request.vectorization == "vector" or "num_envs" in inspect.signature(function).parameters:
         if request.max_episode_steps is not None:
             raise ConfigError(
@@ -258,7 +282,7 @@ def _from_module(request: Request) -> EnvGroup:
                 "environment made by a callable; give it as the callable's own argument"
             )
         return _vectorised(request, lambda: function(num_envs=request.num_slots, **request.kwargs))
-    return _single(request, lambda: _limited(function(**request.kwargs), request.max_episode_steps))
+    return _single(request)
 
 
 def _limited(env: Any, max_episode_steps: int | None) -> Any:

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from headrace.envs.failures import BadValueError
 from headrace.errors import EnvironmentFailure
-from headrace.spaces import DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
+from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
 from headrace.types import PyTree, TimeStep
 
 Write: TypeAlias = Callable[[PyTree, int, Any], None]
@@ -42,6 +43,18 @@ def tree_leaves(spec: Spec, tree: PyTree) -> Iterator[tuple[Leaf, Any]]:
             yield from tree_leaves(part, value)
     else:
         yield spec, tree
+
+
+def paths(spec: Spec, tree: PyTree, path: str = "") -> Iterator[tuple[str, Leaf, Any]]:
+    """As ``tree_leaves``, with the path to each leaf: ``['pose'][0]``."""
+    if isinstance(spec, dict):
+        for key in sorted(spec):
+            yield from paths(spec[key], tree[key], f"{path}[{key!r}]")
+    elif isinstance(spec, tuple):
+        for i, (part, value) in enumerate(zip(spec, tree, strict=True)):
+            yield from paths(part, value, f"{path}[{i}]")
+    else:
+        yield path, spec, tree
 
 
 def tree_arrays(spec: Spec, tree: PyTree) -> dict[str, np.ndarray]:
@@ -100,6 +113,11 @@ def env_batch(spec: Spec, action: PyTree, n: int) -> PyTree:
     return map_leaves(convert, spec, action)
 
 
+def stack(spec: Spec, values: list[PyTree]) -> PyTree:
+    """Inverse of ``unstack``: ``[n, ...]``."""
+    return map_leaves(lambda _, *parts: np.stack(parts), spec, *values)
+
+
 def unstack(spec: Spec, batch: PyTree, n: int) -> list[Any]:
     """One value per row of ``batch [n, ...]``, as ``env.step`` takes it.
 
@@ -116,26 +134,25 @@ def unstack(spec: Spec, batch: PyTree, n: int) -> list[Any]:
     return list(batch) if batch.ndim > 1 else [batch[k, ...] for k in range(n)]  # 0-d rows stay arrays
 
 
-def writer(spec: Spec, check_kind: bool, path: str = "observation") -> Write:
+def writer(spec: Spec, path: str = "observation") -> Write:
     """A function that writes observations into a batch in environment types.
 
-    Shapes are checked on every call (NumPy would broadcast a wrong one silently), the kind of number only
-    with ``check_kind``, which a group asks for on the first rows of a life.
+    An array of the leaf's own dtype and shape is written as it is, and indices are checked; anything else is looked at
+    closely, as NumPy would broadcast a wrong shape and wrap a number that does not fit, both without a word.
 
     Raises:
-        ValueError: (the function returned) names the leaf, what was got and what was expected.
+        BadValueError: (the function returned) names the leaf, what was got and what was expected.
     """
     if isinstance(spec, dict):
-        parts = [(key, writer(part, check_kind, f"{path}[{key!r}]")) for key, part in spec.items()]
-        return _composite_writer(parts, path)
+        return _composite_writer([(key, writer(p, f"{path}[{key!r}]")) for key, p in spec.items()], path)
     if isinstance(spec, tuple):
-        return _composite_writer(
-            [(i, writer(p, check_kind, f"{path}[{i}]")) for i, p in enumerate(spec)], path
-        )
-    shape = env_shape(spec)
+        return _composite_writer([(i, writer(p, f"{path}[{i}]")) for i, p in enumerate(spec)], path)
+    # Indices, and what shrinks to int32.
+    counts = not isinstance(spec, BoxSpec) or (spec.dtype == np.int32 and spec.env_dtype != np.int32)
+    shape, dtype = env_shape(spec), spec.env_dtype
 
     def write(buffer: np.ndarray, k: int, value: Any) -> None:
-        if getattr(value, "shape", None) != shape or check_kind:
+        if counts or getattr(value, "shape", None) != shape or value.dtype != dtype:
             value = _checked(spec, value, path)
         buffer[k] = value
 
@@ -148,7 +165,7 @@ def _composite_writer(parts: list[tuple[Any, Write]], path: str) -> Write:
             try:
                 item = value[key]
             except (KeyError, IndexError, TypeError) as exc:
-                raise ValueError(f"{path} has no part {key!r}; got a {type(value).__name__}") from exc
+                raise BadValueError(f"the {path} has no part {key!r}; got a {type(value).__name__}") from exc
             part(buffer[key], k, item)
 
     return write
@@ -158,14 +175,35 @@ def _checked(leaf: Leaf, value: Any, path: str) -> np.ndarray:
     array = np.asarray(value)
     expected = f"expected {leaf.env_dtype} of shape {env_shape(leaf)} as its space says"
     if array.shape != env_shape(leaf):
-        raise ValueError(f"{path} has shape {array.shape}; {expected}")
+        raise BadValueError(f"the {path} has shape {array.shape}; {expected}")
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and leaf.env_dtype.kind != "f"):
-        raise ValueError(f"{path} is of {array.dtype}; {expected}")
-    if isinstance(leaf, DiscreteSpec) and not leaf.start <= array < leaf.start + leaf.n:
-        raise ValueError(
-            f"{path} is {array}; expected {leaf.start} … {leaf.start + leaf.n - 1} as its space says"
+        raise BadValueError(f"the {path} is of {array.dtype}; {expected}")
+    low, high = _range(leaf)
+    if low is not None and array.size and ((array < low) | (array > high)).any():
+        k = np.unravel_index(int(np.argmax((array < low) | (array > high))), array.shape)
+        span = f"{np.broadcast_to(low, array.shape)[k]} … {np.broadcast_to(high, array.shape)[k]}"
+        why = (
+            "as its space says"
+            if leaf.dtype == leaf.env_dtype or not isinstance(leaf, BoxSpec)
+            else "as int32 holds"
         )
+        raise BadValueError(f"the {path} holds {array[k]}; expected {span} {why}")
     return array
+
+
+def _range(leaf: Leaf) -> tuple[Any, Any]:
+    """Least and greatest value of whole numbers, inclusive; None where there is none to keep."""
+    if isinstance(leaf, DiscreteSpec):
+        return leaf.start, leaf.start + leaf.n - 1
+    if isinstance(leaf, MultiDiscreteSpec):
+        low = np.reshape(leaf.start, leaf.env_shape)
+        return low, low + np.reshape(leaf.nvec, leaf.env_shape) - 1
+    if not isinstance(leaf, BoxSpec):
+        return 0, 1
+    if leaf.env_dtype.kind in "iu":
+        kinds = np.iinfo(leaf.env_dtype), np.iinfo(leaf.dtype)
+        return max(k.min for k in kinds), min(k.max for k in kinds)
+    return None, None
 
 
 def agent_batch(spec: Spec, observation: PyTree, name: str) -> PyTree:

@@ -10,11 +10,17 @@ import functools
 import re
 from dataclasses import dataclass
 
+from headrace.envs.failures import REASONS
 from headrace.errors import ConfigError
 from headrace.metrics.meter import ROOMS
 
 DROP_REASONS = ("queue_full", "lag", "life_cut")
-_PLACEHOLDERS = {"<room>": "|".join(ROOMS), "<reason>": "|".join(DROP_REASONS), "<name>": "[a-z0-9_]+"}
+_PLACEHOLDERS = {
+    "<room>": "|".join(ROOMS),
+    "<reason>": "|".join(DROP_REASONS),
+    "<failure>": "|".join(REASONS),
+    "<name>": "[a-z0-9_]+",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ _TABLE = (
         "restarts",
         "lives",
         "Environments that began a new life without an end of the episode before.",
+        "envs",
+    ),
+    Metric(
+        "failures/<failure>",
+        "failures",
+        "Times an environment raised, gave a bad value (the row was left out), or its process hung or died.",
         "envs",
     ),
     Metric("lag_mean", "updates", "Mean lag of the batches since the last report.", "learner"),
@@ -136,7 +148,8 @@ def markdown() -> str:
             "",
             "Each line of `metrics.jsonl` holds some of these, always `steps`; what is not finite is `null`.",
             "Everything under `time/` depends on wall time; in a `sync` run everything else is reproducible.",
-            f"`<room>` is one of {', '.join(ROOMS)}; `<reason>` one of {', '.join(DROP_REASONS)}.",
+            f"`<room>` is one of {', '.join(ROOMS)}; `<reason>` one of {', '.join(DROP_REASONS)};",
+            f"`<failure>` one of {', '.join(REASONS)}.",
             "",
             "| name | unit | meaning | from |",
             "|---|---|---|---|",

@@ -1,14 +1,19 @@
 """The book-keeping of a run: what updates and episodes add up to, when to write a line, and the summary."""
 
 import time
+from collections import Counter
 from typing import Any
 
+from headrace.envs.failures import REASONS
 from headrace.metrics.episodes import EpisodeWindow
 from headrace.metrics.meter import ROOMS, Rates, Reading, merge, rates
 from headrace.metrics.panel import Panel, Snapshot
 from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
+
+TOLD = 10
+"""Failures of environments that are shown; log.txt has them all."""
 
 
 class Sums:
@@ -60,7 +65,7 @@ class Book:
         self._parts, self._writer, self._panel = parts, writer, panel
         self._sums, self._lags = Sums(), Lags()
         self.window, self.run_lags = EpisodeWindow(), Lags()
-        self.skipped = 0
+        self.skipped = self._told = 0
         self.before = self.now = parts.learner.learned_steps
         self.eval_return: float | None = None
         self._line_steps = -1  # steps at the last line
@@ -85,6 +90,7 @@ class Book:
         self._lags.add(learned.batch.lag)
         self.run_lags.add(learned.batch.lag)
         self._take_episodes()
+        self._tell_failures()
         if crossed(self.before, self.now, self._parts.config.log.every_steps):
             self.write_line()
         if self._panel is not None and self._panel.due:
@@ -108,6 +114,7 @@ class Book:
             "learned_steps": self.now,
             "updates": parts.learner.updates,
             "restarts": sum(lane.restarts for lane in parts.lanes),
+            **{f"failures/{reason}": n for reason, n in self._failures().items()},
             "skipped_updates": self.skipped,
             **self._sums.means(),
             **self.window.metrics(),
@@ -132,6 +139,7 @@ class Book:
         """The figures of the run so far."""
         parts = self._parts
         self._take_episodes()
+        self._tell_failures()
         return {
             "run": parts.config.run,
             "steps": parts.steps,
@@ -144,6 +152,7 @@ class Book:
             "lag_mean": self.run_lags.mean,
             "lag_max": self.run_lags.most,
             "restarts": sum(lane.restarts for lane in parts.lanes),
+            "failures": self._failures(),
         }
 
     def get_state(self) -> dict[str, Any]:
@@ -167,6 +176,18 @@ class Book:
         self.window.set_state(state["window"])
         self.skipped, self.eval_return = state["skipped"], state["eval_return"]
         self._line_steps = state["line_steps"]
+
+    def _failures(self) -> dict[str, int]:
+        """Environments that failed so far, by reason; those that did."""
+        counts = sum((lane.failures for lane in self._parts.lanes), Counter[str]())
+        return {reason: counts[reason] for reason in REASONS if counts[reason]}
+
+    def _tell_failures(self) -> None:
+        for message in (m for lane in self._parts.lanes for m in lane.take_messages()):
+            self._writer.log(message)
+            self._told += 1
+            if self._panel is not None and self._told <= TOLD:
+                self._panel.print(message + (" (further ones: log.txt)" if self._told == TOLD else ""))
 
     def _take_episodes(self) -> None:
         for lane in self._parts.lanes:

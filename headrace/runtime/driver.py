@@ -4,7 +4,7 @@ While one group's step of inference is on its way the next group's environments 
 other. The one-thread runner has one driver for all groups, the threaded runner one a thread; the code is the same.
 """
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import jax
@@ -61,6 +61,19 @@ class Lane:
         self.pending: tuple[Pending, np.ndarray] | None = None
         self.steps = 0
         self.restarts = 0
+        self.failures = Counter[str]()  # by reason
+        self._told: deque[str] = deque()
+        self._count_failures()
+
+    def _count_failures(self) -> None:
+        take = getattr(self.group, "take_failures", None)
+        for failure in take() if take is not None else ():
+            self.failures[failure.reason] += 1
+            self._told.append(failure.message)
+
+    def take_messages(self) -> list[str]:
+        """What failed since the last call; may be called from another thread."""
+        return [self._told.popleft() for _ in range(len(self._told))]
 
     def receive(self) -> None:
         """Wait for the group and write what it says to the store."""
@@ -72,6 +85,7 @@ class Lane:
             self.restarts += len(changed)
             self.episodes.drop(changed)
             self._run_ids = run_ids.copy()
+            self._count_failures()
         begins = self._experience.observe(timestep, ids + self.first_slot, run_ids[ids])
         self.episodes.update(timestep, ids)
         self.env_meter.count_out(len(ids))
@@ -119,6 +133,7 @@ class Lane:
             "received": received,
             "run_ids": self._run_ids.copy(),
             "counts": {"steps": self.steps, "restarts": self.restarts, "life_offset": self._life_offset},
+            "failures": dict(self.failures),
         }
 
     def set_state(self, state: dict[str, Any]) -> bool:
@@ -126,6 +141,7 @@ class Lane:
         self.inference.set_state(state["inference"])
         self.episodes.set_state(state["episodes"])
         self.steps, self.restarts = (int(state["counts"][k]) for k in ("steps", "restarts"))
+        self.failures.update(state["failures"])
         exact = state["env"] is not None and self.group.set_state(state["env"])
         self._run_ids = self.group.run_ids() + self._life_offset
         changed = self._run_ids != state["run_ids"]

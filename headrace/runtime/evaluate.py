@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.agents.agent import Agent
-from headrace.envs.contract import EnvGroup, EnvSpec
+from headrace.envs.contract import EnvGroup
 from headrace.inference.actor import ActorInference, Published, Request, compile_inference
 from headrace.metrics.episodes import Episode, EpisodeTracker
 from headrace.runtime.parts import make_envs
+from headrace.runtime.survey import Survey
 from headrace.runtime.watchdog import overdue, step_limit
 from headrace.seeds import Role
 from headrace.settings.config import Config
@@ -43,9 +44,9 @@ class Cancelled(Exception):
 class Evaluator:
     """Evaluates params of one agent; compiled once. Another thread may ``cancel`` it, and see whether it is ``overdue``."""
 
-    def __init__(self, config: Config, agent: Agent, spec: EnvSpec) -> None:
+    def __init__(self, config: Config, agent: Agent, survey: Survey) -> None:
         """``config`` gives the environments, their number and the seed."""
-        self._config, self._agent, self._spec = config, agent, spec
+        self._config, self._agent, self._survey = config, agent, survey
         self._compiled = compile_inference(agent, training=False)
         self._group: EnvGroup | None = None
         self._cancelled = False
@@ -78,7 +79,7 @@ class Evaluator:
         quota[: episodes % num_envs] += 1
         with self._envs(num_envs, number) as group:
             inference = ActorInference(
-                self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
+                self._agent, self._survey.spec, np.arange(num_envs), self._compiled, lambda: published,
                 self._config.seed, Role.EVAL_ACTION,
             )  # fmt: skip
             tracker = EpisodeTracker(num_envs)
@@ -98,7 +99,7 @@ class Evaluator:
 
     @contextmanager
     def _envs(self, num_envs: int, number: int) -> Iterator[EnvGroup]:
-        group = make_envs(self._config, num_envs, Role.EVAL_ENV, first_life=number)
+        group = make_envs(self._config, self._survey, num_envs, Role.EVAL_ENV, first_life=number)
         self._group = group
         try:
             with step_limit([(group, 0)], self._config.env.step_timeout_s):

@@ -24,7 +24,7 @@ class Evaluations:
     def __init__(self, config: Config, parts: Parts, book: Book) -> None:
         """``config.eval.every_steps`` 0: there will be none."""
         self._parts, self._book, self._config = parts, book, config
-        self._evaluator = Evaluator(config, parts.agent, parts.spec) if config.eval.every_steps else None
+        self._evaluator = Evaluator(config, parts.agent, parts.survey) if config.eval.every_steps else None
         self._running: list[tuple[int, Future[Timed]]] = []
         self._jobs: SimpleQueue[tuple[Future[Timed], Callable[[], Timed]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None

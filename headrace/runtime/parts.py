@@ -9,7 +9,7 @@ from headrace import spaces
 from headrace.agents.agent import Agent
 from headrace.agents.registry import build_agent
 from headrace.envs.contract import EnvGroup, EnvSpec
-from headrace.envs.registry import describe, make_group
+from headrace.envs.registry import make_group
 from headrace.experience.queue import QueueLimits, check_limits
 from headrace.experience.room import Experience, Guard
 from headrace.experience.store import RangeLayout
@@ -18,7 +18,8 @@ from headrace.learner.learner import Learner
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
 from headrace.runtime.driver import Lane
-from headrace.seeds import Role, stream_seed
+from headrace.runtime.survey import Survey, env_options, share_of, survey_envs
+from headrace.seeds import Role, SlotSeeds
 from headrace.settings.config import Config
 from headrace.types import PyTree, Row, TimeStep
 
@@ -47,7 +48,7 @@ class Parts:
 
     Attributes:
         config: the settings.
-        spec: of the environments.
+        survey: what the environments look like, and where they are stepped.
         agent: what is learned.
         lanes: env groups with their inference.
         experience: store and queue.
@@ -58,7 +59,7 @@ class Parts:
     """
 
     config: Config
-    spec: EnvSpec
+    survey: Survey
     agent: Agent
     lanes: list[Lane]
     experience: Experience
@@ -68,6 +69,11 @@ class Parts:
     left_behind: list[Lane] = field(default_factory=list)
     experience_meter: Meter = field(default_factory=Meter)
     learner_meter: Meter = field(default_factory=Meter)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Of the environments."""
+        return self.survey.spec
 
     @property
     def steps(self) -> int:
@@ -86,27 +92,29 @@ class Parts:
                 lane.group.close()
 
 
-def env_spec(config: Config) -> EnvSpec:
-    """The spec of the run's environments."""
-    env = config.env
-    return describe(
-        env.id, kwargs=env.kwargs, vectorization=env.vectorization, max_episode_steps=env.max_episode_steps
-    )
-
-
 def make_envs(
-    config: Config, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0
+    config: Config, survey: Survey, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0
 ) -> EnvGroup:
     """A group of the run's environments, seeded by their global slot ids from ``first_slot`` on."""
     env = config.env
+    groups = env.groups if role is Role.TRAIN_ENV else 1
+    index = first_slot // num_slots
+    workers = share_of(survey.workers, groups, index, num_slots)
+    batch_size = None
+    if role is Role.TRAIN_ENV:  # an evaluation is the same each time
+        batch_size = env.batch_size or (
+            -(-num_slots // 2) if workers > 1 and config.runtime == "threads" else None
+        )
     return make_group(
         env.id,
         num_slots,
-        lambda slot, life: stream_seed(config.seed, role, first_slot + slot, first_life + life),
-        kwargs=env.kwargs,
-        vectorization=env.vectorization,
-        step_timeout_s=env.step_timeout_s,
-        max_episode_steps=env.max_episode_steps,
+        SlotSeeds(config.seed, role, first_slot, first_life),
+        **env_options(config),
+        workers=workers,
+        batch_size=batch_size,
+        on_bad_value=env.on_bad_value,
+        bounds=env.bounds,
+        spec=survey.spec,
         num_threads=env.num_threads,
         first_slot=first_slot,
     )
@@ -154,7 +162,8 @@ def build(
         lane_states: of a checkpoint to be continued; environments whose state is not in it begin new lives.
         stop: how the run is asked to leave.
     """
-    spec = env_spec(config)
+    survey = survey_envs(config)
+    spec = survey.spec
     agent = build_agent(config.agent, spec, config.build_agent)
     learned = agent.experience
     layout = RangeLayout(learned.length, learned.overlap, learned.context, learned.burn_in)
@@ -164,14 +173,14 @@ def build(
     )
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
-    parts = Parts(config, spec, agent, [], experience, learner, newest, stop or Stop())
+    parts = Parts(config, survey, agent, [], experience, learner, newest, stop or Stop())
     compiled = compile_inference(agent)
     size = config.env.num_envs // config.env.groups
     try:
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
-            group = make_envs(config, size, Role.TRAIN_ENV, first_slot, life)
+            group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
             slot_ids = np.arange(first_slot, first_slot + size)
             inference = ActorInference(
                 agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION

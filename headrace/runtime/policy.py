@@ -17,8 +17,8 @@ from headrace.inference.actor import Published
 from headrace.inference.slots import Slots, fresh_slots
 from headrace.networks.context import stack_step
 from headrace.runtime.evaluate import Evaluator
-from headrace.runtime.parts import env_spec
 from headrace.runtime.snapshot import open_checkpoints
+from headrace.runtime.survey import env_spec, unmeasured
 from headrace.settings.config import Config
 from headrace.settings.fields import replace_fields
 from headrace.types import Progress, PyTree, TimeStep
@@ -174,4 +174,4 @@ def evaluate(run: str | Path, episodes: int = 20, seed: int | None = None) -> di
     policy = load(run)
     config = policy.config if seed is None else replace_fields(policy.config, {"seed": seed})
     published = Published(policy.params, 0, Progress(np.float32(1), np.int32(0)))
-    return Evaluator(config, policy.agent, policy.spec).run(published, episodes).summary()
+    return Evaluator(config, policy.agent, unmeasured(config, policy.spec)).run(published, episodes).summary()

@@ -1,11 +1,12 @@
 """The settings of a run: one frozen dataclass a part, nested. Help text stands below each field."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
 from headrace.agents.impala import ImpalaConfig
+from headrace.envs.failures import Bounds, OnBadValue
 from headrace.errors import ConfigError
 from headrace.experience.queue import OnFull
 from headrace.learner.learner import LearnerConfig
@@ -26,6 +27,21 @@ class EnvConfig:
     """Groups the environments are driven in; while one steps, the policy answers another."""
     actor_threads: int = 1
     """Threads that drive the groups (threads runner); each drives groups/actor_threads in turn."""
+    workers: int | None = None
+    """Processes that step the environments, over all groups: at least one a group, at most one an environment. 0: the
+    actor's thread. None: the thread for Gymnasium's own small tasks and for environments that come many at once, else as
+    many processes as keep the cores busy."""
+    batch_size: int | None = None
+    """Slots of a group that are received together: as soon as that many are ready. None: all; with several workers a group,
+    half of them (threads runner)."""
+    max_restarts: int = 5
+    """How often in a row an environment that raises, hangs or dies is started anew; 100 steps of life give one back. Beyond
+    that the run ends with its traceback; 0: at the first failure."""
+    on_bad_value: OnBadValue = "error"
+    """NaN, an infinite value, a wrong shape, kind or range ends the run with an error, or (restart) the slot's life: the row
+    is left out and counted, the environment is reset."""
+    bounds: Bounds = "warn"
+    """What a float outside its Box is: said once (warn), a bad value (error), or nothing (ignore)."""
     num_threads: int = 0
     """Threads inside a group of EnvPool; 0 lets EnvPool choose."""
     vectorization: Literal["single", "vector"] = "single"
@@ -33,10 +49,24 @@ class EnvConfig:
     max_episode_steps: int | None = None
     """Time limit in steps, in place of the environment's own."""
     step_timeout_s: float = 60.0
-    """An environment that takes longer than this for a step ends the run with an error, seconds."""
+    """A worker in which a step takes longer than this is killed and started anew, seconds; in a thread the run ends."""
 
     def __post_init__(self) -> None:
         """Refuse groups that do not divide the environments."""
+        if (self.workers is not None and self.workers < 0) or self.max_restarts < 0:
+            raise ConfigError(
+                f"env.workers {self.workers}, env.max_restarts {self.max_restarts}; expected at least 0 "
+                "(or None for workers)"
+            )
+        if self.batch_size is not None and not 1 <= self.batch_size <= self.num_envs // self.groups:
+            raise ConfigError(
+                f"env.batch_size {self.batch_size}; expected 1 … {self.num_envs // self.groups}, the slots of a group"
+            )
+        for name, kind in (("on_bad_value", OnBadValue), ("bounds", Bounds)):
+            if getattr(self, name) not in get_args(kind):
+                raise ConfigError(
+                    f"env.{name} {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}"
+                )
         if min(self.num_envs, self.groups, self.actor_threads) < 1 or self.num_threads < 0:
             raise ConfigError(
                 f"env.num_envs {self.num_envs}, env.groups {self.groups}, env.actor_threads {self.actor_threads}, "

@@ -1,0 +1,1 @@
+"""Worker processes for Python environments: ``group`` is what the path sees, ``worker`` what runs in a process."""
