@@ -43,6 +43,7 @@ TINY: dict[str, Any] = {
     "agent.network.core_size": 4,
     "log.tensorboard": False,
     "log.panel": False,
+    "env.workers": 0,
     "log.every_steps": 32,
 }
 

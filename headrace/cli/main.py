@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, EnvironmentFailure, HeadraceError
@@ -60,8 +59,8 @@ def run(words: list[str]) -> int:
         return commands[words[0]](words[1:])
     except HeadraceError as error:
         print(f"headrace: error: {_one_line(error)}", file=sys.stderr)
-        if isinstance(error, EnvironmentFailure) and _is_of_users_code(error.__cause__):
-            traceback.print_exception(error.__cause__, file=sys.stderr)
+        if isinstance(error, EnvironmentFailure):
+            _tell_where(error.__cause__)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         # A run under way takes the first for a wish to leave; this is a second one, or no run is under way.
@@ -69,11 +68,14 @@ def run(words: list[str]) -> int:
         return 128 + 2
 
 
-def _is_of_users_code(error: BaseException | None) -> bool:
-    """Whether it was raised elsewhere than in headrace, whose own frames tell a user nothing."""
-    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    ours = Path(__file__).parents[1]
-    return bool(frames) and ours not in Path(frames[-1].filename).parents
+def _tell_where(error: BaseException | None) -> None:
+    """Print where an environment raised or hung, where that is in the user's own code."""
+    from headrace.envs.failures import WorkerTraceback, raised_by_user
+
+    if isinstance(error, WorkerTraceback):
+        print(str(error).rstrip(), file=sys.stderr)
+    elif raised_by_user(error):
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def _one_line(error: BaseException) -> str:

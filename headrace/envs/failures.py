@@ -1,5 +1,7 @@
 """Environments that fail: what is told of it, and how often they may be started anew."""
 
+import traceback
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -57,3 +59,9 @@ class WorkerTraceback(Exception):
     def of(cls, text: str) -> "WorkerTraceback | None":
         """None where there is nothing to tell."""
         return cls(text) if text else None
+
+
+def raised_by_user(error: BaseException | None) -> bool:
+    """Whether it was raised elsewhere than in headrace, whose own frames tell a user nothing."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    return bool(frames) and Path(__file__).parents[1] not in Path(frames[-1].filename).parents

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from headrace.envs import checks, rows
-from headrace.envs.failures import Budget
+from headrace.envs.failures import Budget, raised_by_user
 from headrace.envs.gym import GymGroup
 from headrace.envs.pool import memory
 from headrace.envs.pool.process import BEAT
@@ -82,7 +82,8 @@ def _told(error: BaseException) -> tuple[str, str, str]:
         text = "".join(traceback.format_exception(error))
         return EnvironmentFailure.__name__, f"a worker raised {type(error).__name__}: {error}", text
     cause = error.__cause__
-    return type(error).__name__, str(error), "".join(traceback.format_exception(cause)) if cause else ""
+    text = "".join(traceback.format_exception(cause)) if cause and raised_by_user(cause) else ""
+    return type(error).__name__, str(error), text
 
 
 def probe(pool: Connection, job: Job, beat: Any) -> None:
