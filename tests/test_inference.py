@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from helpers import collect, make_async, parts_of, tiny
 
-from headrace.inference.actor import ActorInference, Request, bucket, compile_inference
+from headrace.inference.actor import ActorInference, bucket, compile_inference
+from headrace.inference.messages import Request
 from headrace.networks.actor_critic import actor_critic
 from headrace.networks.trajectory import input_of_trajectory
 from headrace.ops.distributions import distribution

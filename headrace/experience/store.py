@@ -140,8 +140,8 @@ class Store:
         for ring, value in zip(jax.tree.leaves(self._carry), jax.tree.leaves(carry), strict=True):
             ring[number % len(ring), slot_ids] = value
 
-    def act(self, slot_ids: np.ndarray, action: PyTree, extras: PyTree, version: int) -> None:
-        """Write the answer ``[b, ...]`` to the open rows of ``slot_ids`` and close them."""
+    def act(self, slot_ids: np.ndarray, action: PyTree, extras: PyTree, version: int | np.ndarray) -> None:
+        """Write the answer ``[b, ...]`` to the open rows of ``slot_ids`` and close them; ``version`` may differ per row."""
         position = self._cursor[slot_ids] % self.capacity
         for ring, value in zip(self._answer, jax.tree.leaves((action, extras)), strict=True):
             ring[position, slot_ids] = value

@@ -1,7 +1,6 @@
 """Inference where the environments are (placement ``actor``): one owner of ``Slots`` per env group.
 
-A request and its answer are arrays and ids only, so a thread, process or machine boundary can be drawn between the
-group's driver and this class. ``submit`` dispatches and returns at once; ``answer`` waits for the arrays.
+``submit`` dispatches and returns at once; ``answer`` waits for the arrays.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,8 @@ import numpy as np
 from headrace import xla
 from headrace.agents.agent import Agent, Params
 from headrace.envs.contract import EnvSpec
-from headrace.inference.slots import Answer, Slots, fresh_slots, make_step, renew
+from headrace.inference.messages import Answer, Request
+from headrace.inference.slots import Slots, fresh_slots, make_step, renew
 from headrace.seeds import Role, stream_seed
 from headrace.types import Array, Progress, PyTree, TimeStep
 
@@ -25,14 +25,6 @@ class Published(NamedTuple):
     params: Params
     version: int
     progress: Progress
-
-
-class Request(NamedTuple):
-    """A question: what slots said ``[b, ...]``, who they are (int32 ids within the group), and in which life."""
-
-    timestep: TimeStep
-    slot_ids: np.ndarray
-    run_ids: np.ndarray
 
 
 class Pending(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 from headrace import spaces
 from headrace.agents.agent import ActInput, Agent, Params
 from headrace.envs.contract import EnvSpec
+from headrace.inference.messages import Answer
 from headrace.networks.context import stack_step
 from headrace.types import Array, Progress, PyTree, TimeStep
 
@@ -32,14 +33,6 @@ class Slots(NamedTuple):
     prev_action: PyTree
     key: Array
     count: Array
-
-
-class Answer(NamedTuple):
-    """What a step gives for the slots of a request ``[b, ...]``; ``carry`` is the one *before* the row."""
-
-    action: PyTree
-    extras: PyTree
-    carry: PyTree
 
 
 Step: TypeAlias = Callable[[Params, Progress, Slots, TimeStep, Array | None, Array], tuple[Slots, Answer]]

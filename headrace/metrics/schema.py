@@ -70,6 +70,36 @@ _TABLE = (
         "experience",
     ),
     Metric(
+        "inference/batches",
+        "batches",
+        "Batches of central inference since the last report; the figures below are over them.",
+        "inference",
+    ),
+    Metric("inference/rows_mean", "rows", "Mean number of slots answered by a batch.", "inference"),
+    Metric("inference/rows_max", "rows", "Slots answered by the largest batch.", "inference"),
+    Metric(
+        "inference/padding", "1", "Share of the computed rows that only fill a bucket, 0 to 1.", "inference"
+    ),
+    Metric(
+        "inference/by_minimum",
+        "batches",
+        "Batches that went out because inference.min_batch slots waited.",
+        "inference",
+    ),
+    Metric("inference/by_maximum", "batches", "Batches of inference.max_batch slots.", "inference"),
+    Metric(
+        "inference/by_deadline",
+        "batches",
+        "Batches that went out because a request had waited inference.deadline_ms (in a sync run: an answer was needed).",
+        "inference",
+    ),
+    Metric(
+        "inference/compilations",
+        "programs",
+        "Programs that central inference has compiled so far; all of them before the first step.",
+        "inference",
+    ),
+    Metric(
         "skipped_updates", "updates", "Updates skipped because a loss or gradient was not finite.", "learner"
     ),
     Metric("loss/total", "1", "The loss that is minimised, a mean over valid rows.", "learner"),
@@ -101,6 +131,13 @@ _TABLE = (
     ),
     Metric("time/<room>/wait_in", "1", "Share of wall time the room waited for input, 0 to 1.", "<room>"),
     Metric("time/<room>/wait_out", "1", "Share of wall time the room waited to hand on, 0 to 1.", "<room>"),
+    Metric(
+        "time/inference/request_wait_ms_mean",
+        "ms",
+        "Mean wait of a request in central inference, from being asked to being sent to the device.",
+        "inference",
+    ),
+    Metric("time/inference/request_wait_ms_max", "ms", "Longest of those waits.", "inference"),
     Metric("time/eval_s", "s", "Time the last evaluation took.", "runtime"),
 )
 

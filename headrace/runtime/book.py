@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from headrace.envs.failures import REASONS
+from headrace.metrics.batches import Tally
 from headrace.metrics.episodes import EpisodeWindow
 from headrace.metrics.meter import ROOMS, Rates, Reading, merge, rates
 from headrace.metrics.panel import Panel, Snapshot
@@ -65,6 +66,7 @@ class Book:
         self._parts, self._writer, self._panel = parts, writer, panel
         self._sums, self._lags = Sums(), Lags()
         self.window, self.run_lags = EpisodeWindow(), Lags()
+        self._batches, self.run_batches = Tally(), Tally()
         self.skipped = self._told = 0
         self.before = self.now = parts.learner.learned_steps
         self.eval_return: float | None = None
@@ -122,8 +124,13 @@ class Book:
         }
         if self._lags.count:
             metrics |= {"lag_mean": self._lags.mean, "lag_max": self._lags.most}
+        if parts.server is not None:
+            self._take_batches()
+            metrics |= {f"inference/{name}": value for name, value in self._batches.figures().items()}
+            metrics |= {f"time/inference/{name}": value for name, value in self._batches.waits().items()}
+            metrics["inference/compilations"] = parts.server.compilations
         self._writer.write(parts.steps, metrics | self._times())
-        self._sums, self._lags = Sums(), Lags()
+        self._sums, self._lags, self._batches = Sums(), Lags(), Tally()
 
     def write_evaluation(self, steps: int, summary: dict[str, float], seconds: float) -> None:
         """Write the figures of an evaluation."""
@@ -140,7 +147,7 @@ class Book:
         parts = self._parts
         self._take_episodes()
         self._tell_failures()
-        return {
+        figures = {
             "run": parts.config.run,
             "steps": parts.steps,
             "frames": parts.steps * parts.spec.frame_skip,
@@ -154,13 +161,21 @@ class Book:
             "restarts": sum(lane.restarts for lane in parts.lanes),
             "failures": self._failures(),
         }
+        if parts.server is not None:
+            self._take_batches()
+            central = {**self.run_batches.figures(), **self.run_batches.waits()}
+            central["compilations"] = parts.server.compilations
+            figures |= {f"inference_{name}": value for name, value in central.items()}
+        return figures
 
     def get_state(self) -> dict[str, Any]:
         """Everything needed to continue."""
         self._take_episodes()
+        self._take_batches()
         return {
             "sums": {"values": dict(self._sums.values), "count": self._sums.count},
             "lags": [vars(self._lags).copy(), vars(self.run_lags).copy()],
+            "batches": [vars(self._batches).copy(), vars(self.run_batches).copy()],
             "window": self.window.get_state(),
             "skipped": self.skipped,
             "eval_return": self.eval_return,
@@ -173,6 +188,8 @@ class Book:
         self._sums.values, self._sums.count = dict(state["sums"]["values"]), state["sums"]["count"]
         for lags, saved in zip((self._lags, self.run_lags), state["lags"], strict=True):
             vars(lags).update(saved)
+        for batches, saved in zip((self._batches, self.run_batches), state["batches"], strict=True):
+            vars(batches).update(saved)
         self.window.set_state(state["window"])
         self.skipped, self.eval_return = state["skipped"], state["eval_return"]
         self._line_steps = state["line_steps"]
@@ -192,6 +209,12 @@ class Book:
     def _take_episodes(self) -> None:
         for lane in self._parts.lanes:
             self.window.add(lane.episodes.take())
+
+    def _take_batches(self) -> None:
+        if self._parts.server is not None:
+            tally = self._parts.server.take_tally()
+            self._batches.add(tally)
+            self.run_batches.add(tally)
 
     def _read(self) -> dict[str, Reading]:
         parts = self._parts

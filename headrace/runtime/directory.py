@@ -32,7 +32,7 @@ MAY_CHANGE = (
     "resume",
     "runtime",
     "init_from",
-    "inference.placement",
+    "inference.",
     "env.actor_threads",
     "env.num_threads",
     "env.step_timeout_s",

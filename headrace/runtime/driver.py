@@ -14,7 +14,7 @@ from headrace import spaces
 from headrace.agents.agent import Agent
 from headrace.envs.contract import EnvGroup
 from headrace.experience.room import Experience
-from headrace.inference.actor import ActorInference, Pending, Request
+from headrace.inference.messages import Inference, Question, Request
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
 from headrace.types import TimeStep
@@ -30,7 +30,7 @@ class Lane:
     def __init__(
         self,
         group: EnvGroup,
-        inference: ActorInference,
+        inference: Inference[Any],
         experience: Experience,
         agent: Agent,
         episodes: EpisodeTracker,
@@ -58,7 +58,7 @@ class Lane:
         self._has_carry = bool(jax.tree.leaves(agent.initial_carry(1)))
         self._run_ids = np.full(group.num_slots, life_offset, np.int64)
         self.received: tuple[Request, np.ndarray] | None = None
-        self.pending: tuple[Pending, np.ndarray] | None = None
+        self.pending: tuple[Question, np.ndarray] | None = None
         self.steps = 0
         self.restarts = 0
         self.failures = Counter[str]()  # by reason

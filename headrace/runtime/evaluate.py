@@ -8,7 +8,8 @@ import numpy as np
 
 from headrace.agents.agent import Agent
 from headrace.envs.contract import EnvGroup
-from headrace.inference.actor import ActorInference, Published, Request, compile_inference
+from headrace.inference.actor import ActorInference, Published, compile_inference
+from headrace.inference.messages import Request
 from headrace.metrics.episodes import Episode, EpisodeTracker
 from headrace.runtime.parts import make_envs
 from headrace.runtime.survey import Survey

@@ -1,7 +1,8 @@
 """The parts of a run, made from its settings. Every runner drives the same parts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from headrace.experience.queue import QueueLimits, check_limits
 from headrace.experience.room import Experience, Guard
 from headrace.experience.store import RangeLayout
 from headrace.inference.actor import ActorInference, Published, compile_inference
+from headrace.inference.bank import SlotBank
+from headrace.inference.batcher import Limits
+from headrace.inference.central import InferenceServer
+from headrace.inference.messages import Inference
 from headrace.learner.learner import Learner
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
@@ -54,6 +59,7 @@ class Parts:
         experience: store and queue.
         learner: state and updates.
         newest: the params that act.
+        server: of central inference; None where the policy runs beside each group.
         stop: how a runner is asked to leave at its next turn.
         left_behind: lanes whose thread did not come back; their environments may still be in a step.
     """
@@ -65,6 +71,7 @@ class Parts:
     experience: Experience
     learner: Learner
     newest: Newest
+    server: InferenceServer | None = None
     stop: Stop = field(default_factory=Stop)
     left_behind: list[Lane] = field(default_factory=list)
     experience_meter: Meter = field(default_factory=Meter)
@@ -173,23 +180,19 @@ def build(
     )
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
-    parts = Parts(config, survey, agent, [], experience, learner, newest, stop or Stop())
-    compiled = compile_inference(agent)
+    parts = Parts(config, survey, agent, [], experience, learner, newest, stop=stop or Stop())
+    inference = _beside_groups(parts) if config.inference.placement == "actor" else _central(parts)
     size = config.env.num_envs // config.env.groups
     try:
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
             group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
-            slot_ids = np.arange(first_slot, first_slot + size)
-            inference = ActorInference(
-                agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION
-            )
             episodes = EpisodeTracker(size, learned.reward_transform)
             timeout = config.env.step_timeout_s
             parts.lanes.append(
                 Lane(
-                    group, inference, experience, agent, episodes,
+                    group, inference(first_slot, size), experience, agent, episodes,
                     first_slot=first_slot, timeout_s=timeout, life_offset=life,
                 )
             )  # fmt: skip
@@ -197,6 +200,32 @@ def build(
         parts.close()
         raise
     return parts
+
+
+InferenceOf: TypeAlias = Callable[[int, int], Inference[Any]]
+"""Makes the inference of a group from its first slot and its size."""
+
+
+def _beside_groups(parts: Parts) -> InferenceOf:
+    compiled = compile_inference(parts.agent)
+
+    def make(first_slot: int, size: int) -> ActorInference:
+        slot_ids, seed = np.arange(first_slot, first_slot + size), parts.config.seed
+        return ActorInference(
+            parts.agent, parts.spec, slot_ids, compiled, parts.newest, seed, Role.TRAIN_ACTION
+        )
+
+    return make
+
+
+def _central(parts: Parts) -> InferenceOf:
+    config, agent, spec = parts.config, parts.agent, parts.spec
+    i, num_slots = config.inference, config.env.num_envs
+    limits = Limits(i.min_batch, num_slots if i.max_batch is None else i.max_batch, i.deadline_ms / 1e3)
+    bank = SlotBank(agent, spec, num_slots, parts.newest, config.seed, Role.TRAIN_ACTION)
+    blank = blank_row(agent, spec).timestep
+    parts.server = InferenceServer(bank, blank, limits, own_thread=config.runtime == "threads")
+    return parts.server.group
 
 
 def _first_life(state: dict[str, Any]) -> int:

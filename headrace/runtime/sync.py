@@ -36,6 +36,8 @@ class SyncRunner:
 
     def _updates(self) -> Iterator[Finished]:
         parts, idle = self._parts, 0
+        if parts.server is not None:
+            parts.server.warm_up()
         # A checkpoint lies between two updates: others of the same turn may be due before the next turn.
         yield from self._learn()
         while not parts.collected:

@@ -20,6 +20,7 @@ from headrace.learner.learner import Learned
 from headrace.runtime.driver import Driver, Lane
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
+from headrace.runtime.serving import Serving
 from headrace.runtime.watchdog import Patience, overdue
 
 POLL_S = 0.2
@@ -59,6 +60,9 @@ class ThreadsRunner:
         self._staging = parts.config.learner.staging > 0
         self._making = False  # whether the staging thread is busy with a batch
         self._threads: dict[threading.Thread, list[Lane]] = {}  # with what each drives
+        # Actors that settle need its answers: it is never held still, and leaves after them.
+        server = parts.server
+        self._serving = Serving(server, lambda: self._pause or self._quit, self._fail) if server else None
 
     def updates(self) -> Generator[Finished, None, None]:
         """Run to the end, yielding each update in order."""
@@ -101,6 +105,10 @@ class ThreadsRunner:
     # On the caller's thread.
 
     def _start(self) -> None:
+        if self._serving is not None:
+            assert self._parts.server is not None
+            self._parts.server.warm_up()
+            self._serving.start()
         for index, driver in enumerate(self._drivers):
             self._spawn(f"actor-{index}", partial(self._act, driver), driver.lanes)
         self._collecting = {t.name for t in self._threads}
@@ -114,7 +122,7 @@ class ThreadsRunner:
             try:
                 work(name)
             except BaseException as error:  # whatever it is, the caller's thread must hear of it
-                self._error = self._error or error
+                self._fail(error)
             finally:
                 with self._changed:
                     self._collecting.discard(name)
@@ -122,6 +130,9 @@ class ThreadsRunner:
                     self._changed.notify_all()
 
         self._threads[threading.Thread(target=run, name=name, daemon=True)] = lanes
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
 
     def _next_batch(self) -> Batch | None:
         """The next batch; None where an update is to be published meanwhile, or where none can come any more."""
@@ -249,6 +260,8 @@ class ThreadsRunner:
             for thread, lanes in self._threads.items():
                 if thread.is_alive():
                     self._parts.left_behind.extend(lanes)
+            if self._serving is not None:
+                self._serving.stop()
 
     # On the other threads.
 

@@ -1,5 +1,6 @@
 """The settings of a run: one frozen dataclass a part, nested. Help text stands below each field."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -91,12 +92,33 @@ class InferenceConfig:
     """Where the policy runs."""
 
     placement: Literal["actor", "central"] = "actor"
-    """actor: where the environments are. (central, one server for many groups, is not there yet.)"""
+    """actor: beside the environments of each group. central: one server answers the groups of a run in batches."""
+    min_batch: int = 1
+    """Central: a batch goes out as soon as this many slots wait for an action."""
+    max_batch: int | None = None
+    """Central: most slots of a batch; a larger request is split. None: all slots."""
+    deadline_ms: float = 10.0
+    """Central: a slot that has waited this long goes out in a smaller batch, milliseconds."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not built."""
-        if self.placement == "central":
-            raise ConfigError("inference.placement central is not there yet; use inference.placement actor")
+        """Refuse bounds that cannot hold, and those that would be ignored."""
+        if self.min_batch < 1 or (self.max_batch is not None and self.max_batch < self.min_batch):
+            raise ConfigError(
+                f"inference.min_batch {self.min_batch}, inference.max_batch {self.max_batch}; expected "
+                f"1 <= min_batch <= max_batch"
+            )
+        if not 0 < self.deadline_ms < math.inf:
+            raise ConfigError(f"inference.deadline_ms {self.deadline_ms}; expected milliseconds > 0")
+        if self.placement == "actor" and (self.min_batch, self.max_batch, self.deadline_ms) != (
+            1,
+            None,
+            10.0,
+        ):
+            raise ConfigError(
+                f"inference.min_batch {self.min_batch}, inference.max_batch {self.max_batch}, inference.deadline_ms "
+                f"{self.deadline_ms:g} have no effect with inference.placement actor; leave them out, or use "
+                f"inference.placement central"
+            )
 
 
 @dataclass(frozen=True)
@@ -212,3 +234,8 @@ class Config:
         """Refuse numbers that cannot be meant."""
         if self.total_steps < 1 or self.seed < 0:
             raise ConfigError(f"total_steps {self.total_steps}, seed {self.seed}; expected at least 1 and 0")
+        if self.inference.min_batch > self.env.num_envs:
+            raise ConfigError(
+                f"inference.min_batch {self.inference.min_batch} is more than env.num_envs {self.env.num_envs}: every batch "
+                f"would wait for its deadline; expected at most all slots"
+            )
