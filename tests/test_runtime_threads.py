@@ -52,15 +52,32 @@ def run_counter(parts, runtime, next_lanes=None):
     return batches
 
 
-@pytest.mark.parametrize("staging", [0, 1, 3])
+PLACEMENTS = {
+    "actor": {},
+    "central": {"inference__placement": "central"},
+    "central, all at once": {
+        "inference__placement": "central",
+        "inference__min_batch": 4,
+        "inference__max_batch": 4,
+        "inference__deadline_ms": 3.0,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "staging", "placement"),
+    [
+        ("sync", 1, "actor"), ("threads", 0, "actor"), ("threads", 1, "actor"), ("threads", 3, "actor"),
+        ("sync", 1, "central"), ("threads", 1, "central"),
+        ("sync", 1, "central, all at once"), ("threads", 1, "central, all at once"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("lag", [0, 4])
-@pytest.mark.parametrize("runtime", ["sync", "threads"])
-def test_h13_weights_reach_the_actors(runtime, lag, staging):
-    if runtime == "sync" and staging != 1:
-        pytest.skip("sync stages nothing")
+def test_h13_weights_reach_the_actors(runtime, lag, staging, placement):
     began = time.monotonic()
     # Steps that take their time: which of two idle rooms is faster changes from moment to moment, and the lag with it.
-    parts = counter_parts(runtime, lag=lag, step_s=0.002, learner__staging=staging)
+    options = {"learner__staging": staging, **PLACEMENTS[placement]}
+    parts = counter_parts(runtime, lag=lag, step_s=0.002, **options)
     batches = run_counter(parts, runtime)
     assert time.monotonic() - began < 60
     assert len(batches) >= 45 and parts.learner.updates == len(batches)
@@ -82,22 +99,24 @@ def test_h13_weights_reach_the_actors(runtime, lag, staging):
         assert versions.max(initial=len(batches)) >= len(batches) - 1 - max(lag, 3)
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("runtime", ["sync", "threads"])
-def test_h13_resume_at_update_30(runtime):
-    first = counter_parts(runtime, updates=30)
+def test_h13_resume_at_update_30(runtime, placement):
+    first = counter_parts(runtime, updates=30, **PLACEMENTS[placement])
     run_counter(first, runtime)
     state = first.learner.get_state()
     assert state["updates"] >= 28
-    second = counter_parts(runtime)
+    second = counter_parts(runtime, **PLACEMENTS[placement])
     second.learner.set_state(state)
     second.newest.value = second.learner.publish()
     batches = run_counter(second, runtime)
     assert min(np.asarray(b.trajectory.rows.action)[:-1].min() for b in batches) >= state["updates"]
 
 
-def test_both_runners_learn_the_same_where_the_order_is_fixed():
+@pytest.mark.parametrize("placement", ["actor", "central"])
+def test_both_runners_learn_the_same_where_the_order_is_fixed(placement):
     """With lag 0 and one lane, collecting and learning alternate in both."""
-    options = {"env__groups": 1, "experience__max_lag": 0, "total_steps": 200}
+    options = {"env__groups": 1, "experience__max_lag": 0, "total_steps": 200, **PLACEMENTS[placement]}
     sync = parts_of(tiny(**options))
     _, runner = threads_of(**options)
     a, b = list(SyncRunner(sync).updates()), list(runner.updates())

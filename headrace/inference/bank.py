@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from headrace.agents.agent import Agent
 from headrace.envs.contract import EnvSpec
 from headrace.inference.actor import Published, bucket, compile_inference
 from headrace.inference.messages import Answer
-from headrace.inference.slots import Slots, fresh_slots
+from headrace.inference.slots import Slots, fresh_slots, renew
 from headrace.seeds import Role, stream_seed
 from headrace.types import Array, PyTree, TimeStep
 
@@ -41,8 +42,10 @@ class SlotBank:
         """
         self._agent, self._spec, self._published, self._seed, self._role = agent, spec, published, seed, role
         self.num_slots = num_slots
-        self._compiled = compile_inference(agent)
-        self._cut = jax.jit(_cut, static_argnums=2)
+        # Partials, as JAX keeps the programs of one function together, also those of another run in this process.
+        self._step_compiled = compile_inference(agent).step
+        self._renew_compiled = jax.jit(partial(renew), donate_argnums=(0,))
+        self._cut = jax.jit(partial(_cut), static_argnums=2)
         self._lives = np.zeros(num_slots, np.int64)
         self._slots = self._fresh(np.arange(num_slots))
         # A checkpoint is read by another thread than the one that serves.
@@ -51,7 +54,7 @@ class SlotBank:
     @property
     def compilations(self) -> int:
         """Programs compiled so far."""
-        programs: list[Any] = [self._compiled.step, self._compiled.renew, self._cut]
+        programs: list[Any] = [self._step_compiled, self._renew_compiled, self._cut]
         return sum(program._cache_size() for program in programs)
 
     def step(self, rows: TimeStep, ids: np.ndarray, run_ids: np.ndarray) -> tuple[Answer, int]:
@@ -115,7 +118,7 @@ class SlotBank:
             self._lives[mine] = state["lives"]
 
     def _step(self, published: Published, rows: PyTree, index: np.ndarray, global_ids: np.ndarray) -> Answer:
-        self._slots, answer = self._compiled.step(
+        self._slots, answer = self._step_compiled(
             published.params, published.progress, self._slots, rows, index, global_ids
         )
         return answer
@@ -123,7 +126,7 @@ class SlotBank:
     def _renew(self, slots: np.ndarray) -> None:
         mask = np.zeros(self.num_slots, bool)
         mask[slots] = True
-        self._slots = self._compiled.renew(self._slots, self._fresh(slots), mask)
+        self._slots = self._renew_compiled(self._slots, self._fresh(slots), mask)
 
     def _fresh(self, slots: np.ndarray) -> Slots:
         """All slots as at the start of a life; only those of ``slots`` have the streams of theirs."""
