@@ -102,7 +102,8 @@ def test_h15c_words_to_values(words, name, value):
         (["8"], "'8'.*option"),
         (["--preset", "pong"], "preset"),
         (["--config-file", "nowhere.json"], "nowhere.json"),
-        (["--inference.placement", "central"], "central"),
+        (["--inference.min-batch", "4"], "inference.placement central"),
+        (["--inference.placement", "central", "--inference.max-batch", "0"], "min_batch <= max_batch"),
         (["--no-seed"], "no-seed"),
     ],
 )

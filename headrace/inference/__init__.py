@@ -1,1 +1,1 @@
-"""Inference: what slots say to what they do. ``slots`` is the step, ``actor`` the placement beside the environments."""
+"""Inference: what slots say to what they do. ``slots`` is the step; ``actor`` and ``central`` are where it runs."""
