@@ -93,12 +93,17 @@ def test_an_error_of_the_server_ends_the_run(pausing, monkeypatch):
 
 
 def test_a_caller_that_leaves_ends_the_server():
-    parts, runner = threads_of(total_steps=10**9)
+    """After the actors, whose last questions it answers without waiting for others."""
+    parts, runner = threads_of(
+        env__groups=4, inference__min_batch=4, inference__deadline_ms=1e6, experience__max_lag=30,
+        total_steps=10**9,
+    )  # fmt: skip
     updates = runner.updates()
     next(updates)
     assert [t.name for t in threading.enumerate()].count("inference") == 1
     updates.close()
     assert not any(t.name == "inference" for t in threading.enumerate()) and parts.server.closed
+    assert runner._error is None and all(lane.pending is None for lane in parts.lanes)
 
 
 def test_a_server_that_nobody_serves_is_an_error_not_a_hang(monkeypatch):
