@@ -1,7 +1,8 @@
 """Collecting and learning overlap: actor threads drive env groups, one thread stages batches, the caller's thread learns.
 
-Where inference is central, one more thread serves it. Errors of any thread end the run with their traceback. No thread outlives it, but one that an environment does not let go:
-it is left behind, a daemon, and its environments are not closed under it.
+Where inference is central, one more thread serves it. Errors of any thread end the run with their traceback. No thread
+outlives it, but one that an environment does not let go: it is left behind, a daemon, and its environments are not closed
+under it.
 """
 
 import queue
