@@ -1,0 +1,124 @@
+"""The process in which a user's environment is checked. It never imports JAX itself."""
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from headrace.envs import registry
+from headrace.envs.check import group, single
+from headrace.envs.check.calls import Beat, Calls, Stop, made
+from headrace.envs.check.text import spec_text
+from headrace.envs.contract import EnvSpec
+from headrace.seeds import Role, stream_seed
+
+Tell: TypeAlias = Callable[[dict[str, Any]], None]
+
+SLOW_STEP_S = 0.05
+SLOW_RESET_STEPS, SLOW_RESET_S = 10, 0.01
+GROUP_BUDGET_S = 10.0
+_SEEDING = ("slots differ", "a reset does not re-seed", "equal seeds, equal rows")
+
+
+def main(request: dict[str, Any]) -> None:
+    """Check, write JSON lines to the file descriptor ``request["results"]``, and leave whatever still runs."""
+    _die_with(request["parent"])
+    faulthandler.enable(request["trace"])
+    faulthandler.register(signal.SIGUSR1, request["trace"])
+
+    def tell(line: dict[str, Any]) -> None:
+        os.write(request["results"], json.dumps(line).encode() + b"\n")
+
+    try:
+        run(request, Beat(request["beat"]), tell)
+        tell({"done": True})
+    except BaseException:  # a fault of the check, not of what is checked
+        tell({"crash": traceback.format_exc()})
+    sys.stdout.flush()
+    os._exit(0)  # threads that the environment left behind would keep the interpreter
+
+
+def run(request: dict[str, Any], beat: Beat, tell: Tell) -> None:
+    """Check one id; tells ``{"finding": …}``, ``{"facts": …}`` and ``{"note": …}`` as they are known."""
+    found = single.Found(lambda finding: tell({"finding": asdict(finding)}))
+    calls = Calls(beat)
+    try:
+        make = made(lambda: calls("finding the environment", _single_maker, request))
+        if make is None:
+            facts = _check_group(request, calls, found, tell, request["steps"] or group.MESSAGES)
+            tell({"facts": facts | {"stepped_in": "thread"}})
+        else:
+            # Seed 0 has a rule of its own, whose breach would hide behind others.
+            seed = request["seed"] + 1
+            _check_single(request, single.Check(make, calls, found, seed, request["steps"]), tell)
+    except Stop as stop:
+        found.add([stop.finding])
+
+
+def _single_maker(request: dict[str, Any]) -> Any:
+    return registry.single_maker(request["id"], request["kwargs"], request["max_episode_steps"])
+
+
+def _check_single(request: dict[str, Any], check: single.Check, tell: Tell) -> None:
+    try:
+        check.run()
+    finally:
+        facts = check.facts()
+        tell({"facts": facts})
+    for note in _notes(facts.get("step_s", 0.0), facts.get("reset_s", 0.0)):
+        tell({"note": note})
+    if not check.found.errors:
+        messages = int(GROUP_BUDGET_S / (8 * group.SLOTS * max(facts["step_s"], 1e-6)))
+        messages = min(max(messages, 30), group.MESSAGES, facts["steps"])
+        _check_group(request, check.calls, check.found, tell, messages)
+
+
+def _check_group(
+    request: dict[str, Any], calls: Calls, found: single.Found, tell: Tell, messages: int
+) -> dict[str, Any]:
+    def make() -> Any:
+        return registry.make_group(
+            request["id"],
+            group.SLOTS,
+            lambda slot, life: stream_seed(request["seed"], Role.TRAIN_ENV, slot, life),
+            kwargs=request["kwargs"],
+            max_episode_steps=request["max_episode_steps"],
+        )
+
+    def spec(spec: EnvSpec) -> None:
+        tell(
+            {
+                "facts": {
+                    "observation_space": spec_text(spec.observation),
+                    "action_space": spec_text(spec.action),
+                }
+            }
+        )
+
+    findings, facts = group.check(make, calls, messages, request["seed"], spec)
+    known = "seed-ignored" in found.rules  # its slots are alike, which was said in plainer words
+    found.add(f for f in findings if not (known and f.got.startswith(_SEEDING)))
+    return facts
+
+
+def _notes(step_s: float, reset_s: float) -> list[str]:
+    notes = []
+    if step_s > SLOW_STEP_S:
+        notes.append(f"a step takes {step_s * 1e3:.0f} ms; many environments at once hide that, one does not")
+    if reset_s > SLOW_RESET_S and reset_s > SLOW_RESET_STEPS * step_s > 0:
+        notes.append(f"a reset takes as long as {reset_s / step_s:.0f} steps ({reset_s * 1e3:.0f} ms)")
+    return notes
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, where it can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
