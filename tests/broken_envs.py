@@ -265,6 +265,41 @@ class SeedIgnored(Walk):
         return self.see(), self.x, abs(self.x) > 10, False, {}
 
 
+class SeedIgnoredAtReset(Grid):
+    """Every slot of a group begins alike, episode by episode."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.t = int(self.rng.integers(4)), 0
+        return self.at, {}
+
+    def step(self, action):
+        self.t += 1
+        observation, reward, *_ = super().step(0)
+        return observation, reward, False, self.t == 3, {}
+
+
+class OwnGenerator(gym.Env):
+    """Well seeded, but not from ``np_random``: only the end of an episode shows what was drawn at its start."""
+
+    observation_space = spaces.Discrete(6)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.prize, self.t = self.rng.normal(), 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.t, self.prize if self.t == 5 else 0.0, self.t == 5, False, {}
+
+
 class ZeroIsNone(Walk):
     """H3: seed 0 is taken for no seed."""
 
@@ -328,6 +363,14 @@ class NoResetWithin(Walk):
         return row
 
 
+class NoResetTwice(Walk):
+    t = 1
+
+    def reset(self, *, seed=None, options=None):
+        assert self.t, "nothing to reset"
+        return super().reset(seed=seed)
+
+
 class ClosesOnce(Walk):
     def __init__(self):
         self.pipe = os.pipe()
@@ -371,9 +414,21 @@ class FailsToStart(Walk):
 # Hostile: these need a process of their own.
 
 
+def start_a_child():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600 + 7)"])
+
+
 class Hangs(Walk):
+    """Says so in the file ``mark``; with ``child`` it has started a process."""
+
+    def __init__(self, mark=os.devnull, child=False):
+        self.mark = mark
+        self.child = start_a_child() if child else None
+
     def step(self, action):
         if self.t == 2:
+            with open(self.mark, "w") as file:
+                file.write("hangs")
             time.sleep(3600)
         return super().step(action * 0.01)
 
@@ -397,10 +452,10 @@ class CloseHangs(Walk):
 
 
 class Noisy(Walk):
-    """Healthy, but loud, and with a child and a thread that never end."""
+    """Healthy, but loud, and with a child that never ends."""
 
     def __init__(self):
-        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600 + 7)"])
+        self.child = start_a_child()
 
     def step(self, action):
         print("{}" * 1000)
@@ -433,6 +488,8 @@ FAULTS = {
     "UnseededLater": "same-seed",
     "Reseeding": "reset-reseeds",
     "SeedIgnored": "seed-ignored",
+    "SeedIgnoredAtReset": "seed-ignored",
+    "OwnGenerator": "resume",
     "ZeroIsNone": "seed-zero",
     "Reused": "observation-reused",
     "WritesAction": "action-written",
@@ -441,6 +498,7 @@ FAULTS = {
     "RaisesAt7": "raises",
     "Leaves": "raises",
     "NoResetWithin": "raises",
+    "NoResetTwice": "raises",
     "ClosesOnce": "close",
     "OneOnly": "made",
     "FailsToStart": "made",

@@ -1,5 +1,7 @@
 """``headrace envs check``: each fault is named by its own rule, healthy environments by none, and nothing stays behind."""
 
+import contextlib
+import fnmatch
 import json
 import os
 import signal
@@ -105,14 +107,17 @@ def test_h2a_a_bad_reward_is_named_with_its_step(reward, said):
         ("AsList", "observation is a list of float64 at the reset of episode 1"),
         ("RaisesAt7", "step() at step 7 of episode 1 raised ValueError: the rope tore (broken_envs.py:*)"),
         ("NoResetWithin", "reset() of episode *, in the middle of the one before, raised AssertionError: *"),
+        (
+            "NoResetTwice",
+            "reset() of episode *, in the middle of the one before, raised AssertionError: nothing to *",
+        ),
+        ("OwnGenerator", "set_state continues exactly: slot * row *"),
         ("Unequal", "the spaces of the second environment differ from the first's"),
         ("TextSpace", "observation space['words'] is a Text"),
         ("LimitTerminates", "all 6 episodes ended terminated at step 50, whatever the actions"),
     ],
 )
 def test_what_was_got_says_which_leaf_and_step(name, said):
-    import fnmatch
-
     pattern = said.replace("[", "[[]")
     assert fnmatch.fnmatchcase(checked(f"broken_envs:{name}")[0][0].got, pattern)
 
@@ -161,6 +166,17 @@ def test_a_group_that_breaks_the_contract_is_found(monkeypatch):
     )
 
 
+def test_single_environments_without_errors_go_through_the_contract_of_groups(monkeypatch):
+    def suite(make, calls, messages, seed, spec):
+        with contextlib.closing(make()) as made:
+            return [breach("group", f"{made.num_slots} slots, {messages} messages")], {}
+
+    monkeypatch.setattr("headrace.envs.check.group.check", suite)
+    assert [f.got for f in checked("broken_envs:Walk")[0]] == ["3 slots, 200 messages"]
+    assert rules_of(checked("broken_envs:Float64")[0]) == ["observation-precision", "group"]
+    assert rules_of(checked("broken_envs:IntegerFlags")[0]) == ["end-flags"]
+
+
 # In a process of its own.
 
 HOSTILE = {
@@ -202,32 +218,32 @@ def test_no_process_stays_behind(hostile):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ctrl_c_and_a_killed_parent_leave_nothing(number):
+def test_ctrl_c_and_a_killed_parent_leave_nothing(number, tmp_path):
+    # What the environment itself has started ends with the check, but for a check that was killed.
+    kwargs = {"mark": str(tmp_path / "mark"), "child": number == signal.SIGINT}
     code = "import sys; from headrace.cli.main import main; main(sys.argv[1:])"
-    words = [sys.executable, "-c", code, "envs", "check", "broken_envs:Hangs", "--timeout-s", "600"]
+    words = ["envs", "check", "broken_envs:Hangs", "--timeout-s", "600", "--kwargs", json.dumps(kwargs)]
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     cli = subprocess.Popen(
-        words,
+        [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    children = []
     deadline = time.monotonic() + 120
-    while not children and time.monotonic() < deadline and cli.poll() is None:
-        children = psutil.Process(cli.pid).children()
+    while not (tmp_path / "mark").exists() and time.monotonic() < deadline and cli.poll() is None:
         time.sleep(0.05)
-    time.sleep(0.5)  # so that it is on its way
+    children = psutil.Process(cli.pid).children(recursive=True)
     cli.send_signal(number)
     _, errors = cli.communicate(timeout=60)
-    assert children and psutil.wait_procs(children, timeout=30)[1] == []
+    assert len(children) == (2 if number == signal.SIGINT else 1)
+    assert psutil.wait_procs(children, timeout=30)[1] == []
     assert cli.returncode == (130 if number == signal.SIGINT else -9)
     assert errors == ("headrace: interrupted\n" if number == signal.SIGINT else "")
 
 
-def test_a_fault_of_the_check_itself_is_not_blamed_on_the_environment(tmp_path, monkeypatch):
-    # The check's own seed is no number: what is raised is raised by headrace.
+def test_a_fault_of_the_check_itself_is_not_blamed_on_the_environment(monkeypatch):
     monkeypatch.setattr("headrace.envs.check.watch._CODE", CRASHING)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         check("CartPole-v1")

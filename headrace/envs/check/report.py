@@ -132,6 +132,11 @@ RULES: dict[str, Rule] = {
         "Say truncated where a limit cut the episode; if the task itself is over after so many steps, leave it.",
     ),
     "close": Rule("warning", "close() raises nothing, called once or twice", "Let close() do nothing the second time."),
+    "resume": Rule(
+        "warning",
+        "an episode that is played again goes on exactly, so that a resumed run does",
+        "Draw all randomness from self.np_random after super().reset(seed=seed), not from a generator of its own.",
+    ),
     "group": Rule(
         "error",
         "groups of it keep the contract of headrace.envs.contract",
