@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import functools
 import json
 import os
 import signal
@@ -36,6 +37,12 @@ def checked(env_id, **changes):
     return [Finding(**line["finding"]) for line in told if "finding" in line], told
 
 
+@functools.cache
+def found(name):
+    """The findings on an environment of ``broken_envs``."""
+    return checked(f"broken_envs:{name}")[0]
+
+
 def rules_of(findings):
     return [finding.rule for finding in findings]
 
@@ -55,7 +62,7 @@ def test_gymnasiums_own_have_no_findings(env_id):
 
 def test_pong_has_no_findings():
     pytest.importorskip("envpool")
-    findings, told = checked("envpool:Pong-v5", steps=60)
+    findings, told = checked("envpool:Pong-v5", steps=30)
     assert findings == []
     assert {"observation_space": "Box(0 … 255, (84, 84), uint8)", "action_space": "Discrete(6)"} in [
         line.get("facts") for line in told
@@ -72,7 +79,7 @@ def test_cartpole_has_no_findings(capsys):
 
 @pytest.mark.parametrize("name", broken_envs.FAULTS)
 def test_each_fault_is_named_by_its_rule_alone(name):
-    findings, _ = checked(f"broken_envs:{name}")
+    findings = found(name)
     assert rules_of(findings) == [broken_envs.FAULTS[name]]
     assert all(
         (f.severity, bool(f.got and f.expected and f.todo)) == (RULES[f.rule].severity, True)
@@ -119,11 +126,11 @@ def test_h2a_a_bad_reward_is_named_with_its_step(reward, said):
 )
 def test_what_was_got_says_which_leaf_and_step(name, said):
     pattern = said.replace("[", "[[]")
-    assert fnmatch.fnmatchcase(checked(f"broken_envs:{name}")[0][0].got, pattern)
+    assert fnmatch.fnmatchcase(found(name)[0].got, pattern)
 
 
 def test_h3_unequal_trajectories_of_one_seed_are_told_by_step_and_leaf():
-    (finding,), _ = checked("broken_envs:Unseeded")
+    (finding,) = found("Unseeded")
     assert finding.got.startswith("observation[1] is ") and " at step 1 of episode 1," in finding.got
 
 
@@ -180,8 +187,8 @@ def test_single_environments_without_errors_go_through_the_contract_of_groups(mo
 # In a process of its own.
 
 HOSTILE = {
-    "Hangs": ("returns", "step() at step 3 of episode 1 did not return within 3 s, at broken_envs.py:"),
-    "CloseHangs": ("returns", "close() did not return within 3 s, at broken_envs.py:"),
+    "Hangs": ("returns", "step() at step 3 of episode 1 did not return within 5 s, at broken_envs.py:"),
+    "CloseHangs": ("returns", "close() did not return within 5 s, at broken_envs.py:"),
     "Exits": ("alive", "exit status 9 in step() at step 1 of episode 1; it last printed: out of fuel"),
     "Crashes": ("alive", "killed by SIGSEGV in step() at step 1 of episode 1, at broken_envs.py:"),
     "Noisy": None,
@@ -193,7 +200,8 @@ def hostile():
     """Reports of the hostile environments, checked side by side, and what is left of their processes."""
     with ThreadPoolExecutor(len(HOSTILE)) as pool:
         names = [f"broken_envs:{name}" for name in HOSTILE]
-        reports = list(pool.map(lambda name: check(name, steps=200, timeout_s=3.0), names))
+        limits = [5.0 if "Hangs" in name else 60.0 for name in names]
+        reports = list(pool.map(lambda name, limit: check(name, steps=200, timeout_s=limit), names, limits))
     return dict(zip(HOSTILE, reports, strict=True)), survivors()
 
 

@@ -89,23 +89,23 @@ def _run(request: dict[str, Any], files: Mapping[str, IO[bytes]], timeout_s: flo
     output = Tail(process.stdout)
     beat = Beat(files["beat"].fileno())
     try:
-        if not _wait(process.pid, beat, timeout_s):
+        if not _wait(process, beat, timeout_s):
             os.kill(process.pid, signal.SIGUSR1)  # faulthandler writes where it stands
             time.sleep(0.2)
             place = _place(files["trace"])
             return breach("returns", f"{beat.read()[1]} did not return within {timeout_s:g} s{place}")
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # before it is reaped, so that the group is its own
+            os.killpg(process.pid, signal.SIGKILL)  # and what the environment has started
         process.wait()
         output.close()
     return _death(process.returncode, beat, files, output.last_line())
 
 
-def _wait(pid: int, beat: Beat, timeout_s: float) -> bool:
-    """Wait for the process to end, without reaping it; False where one call takes too long."""
+def _wait(process: subprocess.Popen[bytes], beat: Beat, timeout_s: float) -> bool:
+    """Wait for the process to end; False where one call takes too long."""
     seen, since = 0, time.monotonic()
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    while process.poll() is None:
         count, now = beat.read()[0], time.monotonic()
         if count != seen:
             seen, since = count, now
