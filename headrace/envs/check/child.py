@@ -52,10 +52,11 @@ def run(request: dict[str, Any], beat: Beat, tell: Tell) -> None:
     calls = Calls(beat)
     try:
         make = made(lambda: calls("finding the environment", _single_maker, request))
+        tell({"facts": {"stepped_in": "thread" if registry.steps_in_thread(request["id"]) else "worker"}})
         if make is None:
             findings, facts = _check_group(request, calls, tell, request["steps"] or group.MESSAGES)
             found.add(findings)
-            tell({"facts": facts | {"stepped_in": "thread"}})
+            tell({"facts": facts})
         else:
             # Seed 0 has a rule of its own, whose breach would hide behind others.
             seed = request["seed"] + 1
@@ -65,7 +66,7 @@ def run(request: dict[str, Any], beat: Beat, tell: Tell) -> None:
 
 
 def _single_maker(request: dict[str, Any]) -> Any:
-    return registry.single_maker(request["id"], request["kwargs"], request["max_episode_steps"])
+    return registry.single_of(request["id"], request["kwargs"], request["max_episode_steps"])
 
 
 def _check_single(request: dict[str, Any], check: single.Check, tell: Tell) -> None:
@@ -103,6 +104,7 @@ def _check_group(
             lambda slot, life: stream_seed(request["seed"], Role.TRAIN_ENV, slot, life),
             kwargs=request["kwargs"],
             max_episode_steps=request["max_episode_steps"],
+            bounds="ignore",  # a rule of the single environments, which says more
         )
 
     def spec(spec: EnvSpec) -> None:

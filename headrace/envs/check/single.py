@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,6 @@ FEW = 200
 BUDGET_S = 30.0
 WATCHED_ROWS = 100
 """Rows in which observations and actions are compared with copies of them."""
-IN_THREAD = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 LIMIT_LIKE = 20
 """Episodes that all end at one step may be a time limit from this length on; shorter ones are small games."""
 
@@ -179,16 +178,11 @@ class Check:
             if seconds:
                 facts[name] = float(np.mean(seconds))
         if self.envs:
-            facts |= {"time_limit": time_limit(self.envs[0]), "stepped_in": stepped_in(self.envs[0])}
+            facts["time_limit"] = time_limit(self.envs[0])
         if len(self._spaces) == 2:
             facts |= {"observation_space": spec_text(self.observation_spec)}
             facts |= {"action_space": spec_text(self.action_spec)}
         return facts
-
-
-def stepped_in(env: gym.Env) -> Literal["thread", "worker"]:
-    """Where training steps it unless told otherwise: what is cheap and known to be harmless in the actor's thread."""
-    return "thread" if type(env.unwrapped).__module__.startswith(IN_THREAD) else "worker"
 
 
 def _endings(episodes: list[Episode], steps: int, limit: int | None) -> list[Finding]:

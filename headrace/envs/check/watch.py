@@ -124,7 +124,9 @@ def _death(status: int, beat: Beat, files: Mapping[str, IO[bytes]], printed: str
         f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
     )
     said = f"; it last printed: {printed}" if printed else ""
-    return breach("alive", f"the process {how} in {beat.read()[1] or "its start"}{_place(files['trace'])}{said}")
+    return breach(
+        "alive", f"the process {how} in {beat.read()[1] or 'its start'}{_place(files['trace'])}{said}"
+    )
 
 
 def _place(trace: IO[bytes]) -> str:
