@@ -1,12 +1,13 @@
 """The options of the small commands, and the catalogue that ``list`` prints."""
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
 from headrace.cli.arguments import normalise
 from headrace.errors import ConfigError
+from headrace.settings.primitives import JSON_OBJECT
 
 A = TypeVar("A")
 
@@ -57,6 +58,32 @@ class BenchPath:
     """Print one JSON object as the last line of standard output."""
 
 
+@dataclass(frozen=True)
+class CheckEnv:
+    """Check an environment of one's own before training on it; exit status 1 where there are errors."""
+
+    id: tyro.conf.Positional[str]
+    """The environment, as env.id: a Gymnasium id, my_module:make_env, or prefix:rest."""
+    kwargs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
+    """Arguments of the environment, as a JSON object."""
+    max_episode_steps: int | None = None
+    """Time limit in steps, in place of the environment's own."""
+    steps: int | None = None
+    """Steps of the first and longest run; None: 2,000, or as many as take 30 seconds."""
+    seed: int = 0
+    """Seed of the check's actions and resets."""
+    timeout_s: float = 60.0
+    """How long one call of the environment may take, seconds."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output."""
+
+
+_POSITIONAL = {
+    "run": ("the directory of a run", "runs/first"),
+    "id": ("an environment's id", "my_module:make_env"),
+}
+
+
 def parse(kind: type[A], program: str, words: list[str]) -> A:
     """Options of a command; words before the first option are positional.
 
@@ -67,10 +94,10 @@ def parse(kind: type[A], program: str, words: list[str]) -> A:
     hints = get_type_hints(kind)
     kinds: dict[str, Any] = {f.name: hints[f.name] for f in fields(kind)}  # type: ignore[arg-type]
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    most = 1 if "run" in kinds else 0
-    count = min(count, most)
-    if count < most and not {"-h", "--help"} & set(words):
-        raise ConfigError(f"{program} needs the directory of a run, such as: {program} runs/first")
+    positional = next((_POSITIONAL[name] for name in kinds if name in _POSITIONAL), None)
+    count = min(count, 1 if positional else 0)
+    if positional and not count and not {"-h", "--help"} & set(words):
+        raise ConfigError(f"{program} needs {positional[0]}, such as: {program} {positional[1]}")
     return tyro.cli(kind, prog=program, args=[*words[:count], *normalise(words[count:], kinds).words])
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``headrace train | eval | list | bench``."""
+"""The command line: ``headrace train | eval | envs | list | bench``."""
 
 import json
 import logging
@@ -14,6 +14,7 @@ USAGE = """usage: headrace COMMAND …
 
   train PRESET|AGENT   train an agent, or continue a run
   eval RUN             greedy episodes of a run's policy
+  envs check ID        is an environment of your own fit to be trained on?
   list                 agents, presets and environment prefixes
   bench path | envs    how near the path comes to its rooms alone; environments in worker processes
 
@@ -37,6 +38,7 @@ def run(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "envs": _envs,
         "list": _list,
         "bench": _bench,
     }
@@ -121,6 +123,30 @@ def _eval(words: list[str]) -> int:
     summary = evaluate(arguments.run, arguments.episodes, arguments.seed)
     _emit(summary, arguments.json, _table(summary))
     return 0
+
+
+def _envs(words: list[str]) -> int:
+    from headrace.cli.commands import CheckEnv, parse
+
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: headrace envs check ID [options]\n\n`headrace envs check --help` lists them.")
+        return 0 if words else 2
+    if words[0] != "check":
+        raise ConfigError(f"got envs {words[0]}, expected: headrace envs check ID")
+    arguments = parse(CheckEnv, "headrace envs check", words[1:])
+    from headrace.envs.check import check
+    from headrace.envs.check.text import report_text
+
+    report = check(
+        arguments.id,
+        kwargs=arguments.kwargs,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        timeout_s=arguments.timeout_s,
+        max_episode_steps=arguments.max_episode_steps,
+    )
+    _emit(report.as_json(), arguments.json, report_text(report))
+    return 0 if report.ok else 1
 
 
 def _list(words: list[str]) -> int:

@@ -10,7 +10,7 @@ was registered |
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -61,6 +61,29 @@ def make_group(env_id: str, num_slots: int, seed_of: Callable[[int, int], int], 
         EnvironmentFailure: the environment could not be made or reset; its error is the cause.
     """
     return _make(Request(env_id, env_id, num_slots, seed_of, **options))
+
+
+def single_of(
+    env_id: str, kwargs: Mapping[str, Any] = {}, max_episode_steps: int | None = None
+) -> Callable[[], gym.Env] | None:
+    """What makes each of the single environments of a group; None where a group has none.
+
+    Raises:
+        HeadraceError: as ``make_group``; errors of the environments themselves are raised by what is returned.
+    """
+    kept: list[Callable[[], gym.Env]] = []
+
+    def keep(make_env: Callable[[], gym.Env], *_: Any, **__: Any) -> None:
+        kept.append(make_env)
+
+    request = Request(
+        env_id, env_id, 1, _no_seed, kwargs, max_episode_steps=max_episode_steps, drive_single=keep
+    )
+    group = _make(request)
+    if kept:
+        return kept[0]
+    group.close()
+    return None
 
 
 def describe(env_id: str, **options: Any) -> EnvSpec:
@@ -179,7 +202,7 @@ def _single(request: Request) -> EnvGroup:
             f"got batch_size={request.batch_size} for env {request.env_id}, whose {request.num_slots} slots are stepped one "
             "after the other; expected None. It is for worker processes and EnvPool."
         )
-    return GymGroup(
+    return (request.drive_single or GymGroup)(
         single_maker(request),
         request.num_slots,
         request.seed_of,
