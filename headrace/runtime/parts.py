@@ -13,7 +13,8 @@ from headrace.envs.registry import make_group
 from headrace.experience.queue import QueueLimits, check_limits
 from headrace.experience.room import Experience, Guard
 from headrace.experience.store import RangeLayout
-from headrace.inference.actor import ActorInference, Published, compile_inference
+from headrace.inference.actor import Published
+from headrace.inference.fused import inference_maker
 from headrace.learner.learner import Learner
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
@@ -174,7 +175,8 @@ def build(
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
     parts = Parts(config, survey, agent, [], experience, learner, newest, stop or Stop())
-    compiled = compile_inference(agent)
+    timeout = config.env.step_timeout_s
+    make_inference = inference_maker(agent, spec, newest, config.seed, Role.TRAIN_ACTION, timeout)
     size = config.env.num_envs // config.env.groups
     try:
         for index in range(config.env.groups):
@@ -182,11 +184,8 @@ def build(
             life = _first_life(lane_states[index]) if lane_states else 0
             group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
             slot_ids = np.arange(first_slot, first_slot + size)
-            inference = ActorInference(
-                agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION
-            )
+            inference = make_inference(group, slot_ids)
             episodes = EpisodeTracker(size, learned.reward_transform)
-            timeout = config.env.step_timeout_s
             parts.lanes.append(
                 Lane(
                     group, inference, experience, agent, episodes,
