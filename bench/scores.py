@@ -6,6 +6,8 @@ python bench/scores.py cartpole-memory
 python bench/scores.py cartpole-memory-feedforward
 python bench/scores.py pong
 python bench/scores.py pong-unit
+python bench/scores.py catch
+python bench/scores.py breakout-minatar
 """
 
 import argparse
@@ -31,6 +33,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "agent.network.core": "none",
     },
     "pong": {"preset": "pong", "seeds": [1, 2, 3]},
+    "catch": {"preset": "catch", "seeds": [1, 2, 3]},
+    "breakout-minatar": {"preset": "breakout-minatar", "seeds": [1, 2, 3]},
     "pong-unit": {"preset": "pong", "seeds": [1], "agent.network.pixels": "unit"},
 }
 """By name: the preset, the seeds, and what is changed."""

@@ -12,6 +12,7 @@ A ``Spec`` is a pytree (nested dicts and tuples) of leaf records. Arrays are car
 | ``MultiBinary(shape)`` | int8 zeros and ones | int8 |
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from headrace.errors import UnsupportedSpaceError
-from headrace.types import PyTree
+from headrace.types import Array, PyTree
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,12 @@ def zeros(spec: Spec, batch: tuple[int, ...] = ()) -> PyTree:
     return map_leaves(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), spec)
 
 
+def namespace(value: Array) -> Any:
+    """NumPy, or ``jax.numpy`` where JAX traces ``value``: a conversion then becomes part of its program."""
+    jax = sys.modules.get("jax")  # not imported for this: environment workers do without
+    return jax.numpy if jax is not None and isinstance(value, jax.core.Tracer) else np
+
+
 def to_agent(spec: Spec, value: PyTree) -> PyTree:
     """Values ``[b, ...]`` of the environment in the agent's types. Never aliases a float64 or int64 input; may alias others.
 
@@ -158,8 +165,8 @@ def to_agent(spec: Spec, value: PyTree) -> PyTree:
     return map_leaves(_leaf_to_agent, spec, value)
 
 
-def _leaf_to_agent(leaf: Leaf, value: np.ndarray) -> np.ndarray:
-    value = np.asarray(value)
+def _leaf_to_agent(leaf: Leaf, value: Array) -> Array:
+    value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
         return (value - leaf.start if leaf.start else value).astype(leaf.dtype, copy=False)
     if isinstance(leaf, MultiDiscreteSpec):
@@ -183,13 +190,13 @@ def to_env(spec: Spec, value: PyTree) -> PyTree:
     return map_leaves(_leaf_to_env, spec, value)
 
 
-def _leaf_to_env(leaf: Leaf, value: np.ndarray) -> np.ndarray:
-    value = np.asarray(value)
+def _leaf_to_env(leaf: Leaf, value: Array) -> Array:
+    value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
         return (value + leaf.start if leaf.start else value).astype(leaf.env_dtype, copy=False)
     if isinstance(leaf, MultiDiscreteSpec):
         shifted = (value + np.asarray(leaf.start)).astype(leaf.env_dtype, copy=False)
         return shifted.reshape(*value.shape[:-1], *leaf.env_shape)
     if isinstance(leaf, BoxSpec):
-        return np.clip(value, leaf.low, leaf.high).astype(leaf.env_dtype, copy=False)
+        return namespace(value).clip(value, leaf.low, leaf.high).astype(leaf.env_dtype, copy=False)
     return value.astype(leaf.env_dtype, copy=False)

@@ -12,15 +12,18 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from headrace.envs.conformance import sample
 from headrace.envs.contract import EnvGroup
 from headrace.envs.envpool import EnvPoolGroup
 from headrace.envs.gym import GymGroup
 from headrace.envs.gym_vector import VectorGroup
+from headrace.envs.jax_group import JaxGroup
 from headrace.errors import ConfigError
 from headrace.runtime.parts import make_envs
 from headrace.runtime.survey import Survey, env_spec
 from headrace.seeds import Role
 from headrace.settings.config import Config
+from headrace.spaces import map_leaves
 
 DRAWN = 256
 """Turns whose actions are drawn beforehand; then they come again."""
@@ -52,8 +55,11 @@ def _turns(env_id: str, groups: Sequence[EnvGroup]) -> Generator[int, None, None
         return gym_turns(groups[0]._envs)
     if len(groups) == 1 and isinstance(groups[0], VectorGroup):
         return vector_turns(groups[0]._env)
+    if len(groups) == 1 and isinstance(groups[0], JaxGroup):
+        return jax_turns(groups[0])
     raise ConfigError(
-        f"env {env_id}: no bare loop is known for a {type(groups[0]).__name__}; expected a Gymnasium, vector: or envpool: id"
+        f"env {env_id}: no bare loop is known for a {type(groups[0]).__name__}; expected a Gymnasium, vector:, envpool: or "
+        "JAX environment"
     )
 
 
@@ -104,3 +110,15 @@ def envpool_turns(pools: Sequence[Any], size: int) -> Generator[int, None, None]
                 steps = len(ids) - resets[index]
                 resets[index] = int(np.count_nonzero(terminated | truncated))
                 yield steps
+
+
+def jax_turns(group: JaxGroup) -> Generator[int, None, None]:
+    """Run the compiled step of a group, which was reset; its rows stay on the device but for who was reset again."""
+    rng, spec = np.random.default_rng(0), group.spec.action
+    drawn = [[sample(spec, rng) for _ in range(group.num_slots)] for _ in range(DRAWN)]
+    table = [map_leaves(lambda _, *x: np.stack(x), spec, *actions) for actions in drawn]
+    slots, step = group._slots, group._programs.step
+    while True:
+        for actions in table:
+            slots, timestep = step(slots, actions)
+            yield group.num_slots - int(np.count_nonzero(timestep.first))

@@ -4,11 +4,13 @@
 |---|---|
 | ``CartPole-v1`` | a Gymnasium id; ``module:Env-v0`` imports the module that registers it first |
 | ``my_file:make_env`` | a callable of an importable module (the working directory counts as importable) |
-| ``prefix:rest`` | ``rest`` is made by the prefix's factory: ``gym:``, ``vector:``, ``envpool:``, or one that
-was registered |
+| ``prefix:rest`` | ``rest`` is made by the prefix's factory: ``gym:``, ``vector:``, ``envpool:``, ``gymnax:``, or
+one that was registered |
 """
 
+import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +24,7 @@ from headrace.envs.envpool import EnvPoolGroup
 from headrace.envs.failures import Budget
 from headrace.envs.gym import GymGroup
 from headrace.envs.gym_vector import VectorGroup
+from headrace.envs.jax_env import JaxEnv, makes_jax_env
 from headrace.envs.pool.group import PoolGroup
 from headrace.envs.pool.probe import Probe, probe
 from headrace.envs.request import Request as Request
@@ -115,9 +118,13 @@ def steps_in_thread(env_id: str, vectorization: Vectorization = "single") -> boo
         return True
     if colon and prefix != "gym":
         function = _attribute(env_id)
-        return function is not None and "num_envs" in inspect.signature(function).parameters
+        return function is not None and _makes_many(function)
     entry = getattr(gym.registry.get(rest or env_id), "entry_point", None)
     return isinstance(entry, str) and entry.startswith(_QUICK)
+
+
+def _makes_many(function: Callable[..., Any]) -> bool:
+    return makes_jax_env(function) or "num_envs" in inspect.signature(function).parameters
 
 
 _QUICK = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "gymnasium.envs.tabular")
@@ -139,7 +146,8 @@ def _make(request: Request) -> EnvGroup:
 def _pooled(request: Request) -> Request:
     """The request, where its environments can be stepped in processes."""
     prefix, colon, rest = request.env_id.partition(":")
-    refused = request.vectorization == "vector" or (colon and prefix in _FACTORIES and prefix != "gym")
+    many = colon and (prefix in _FACTORIES or makes_jax_env(_attribute(request.env_id)))
+    refused = request.vectorization == "vector" or (many and prefix != "gym")
     if refused or prefix == "__main__":
         why = (
             "__main__ is another module in them" if prefix == "__main__" else "it comes as one for many slots"
@@ -195,6 +203,51 @@ def _envpool(request: Request) -> EnvGroup:
     )
 
 
+def _gymnax(request: Request) -> EnvGroup:
+    """JAX environments of gymnax, stepped in one program with the policy: gymnax:Catch-bsuite."""
+    from headrace.envs import gymnax
+
+    return _jax(request, lambda: gymnax.make(request.target, request.kwargs, request.max_episode_steps))
+
+
+def _jax(request: Request, make: Callable[[], Any]) -> EnvGroup:
+    from headrace.envs.jax_group import JaxGroup  # here, because it imports JAX
+
+    _no_threads(request)
+    fixed = {
+        "vectorization": "single",
+        "batch_size": request.num_slots,
+        "on_bad_value": "error",
+        "bounds": "warn",
+    }
+    for option, only in fixed.items():
+        if getattr(request, option) not in (None, only):
+            raise ConfigError(
+                f"env {request.env_id}: got {option}={getattr(request, option)!r}; expected {only!r}: the slots of a JAX "
+                "environment are one batch on the device, and nothing looks into a single one there"
+            )
+    with resolve.translated(request.env_id, request.kwargs):
+        env = make()
+        if not isinstance(env, JaxEnv):
+            raise EnvironmentFailure(
+                f"env {request.env_id}: got a {type(env).__name__}; expected the JaxEnv that its annotation says"
+            )
+        return JaxGroup(
+            env,
+            request.num_slots,
+            request.seed_of,
+            name=request.env_id,
+            max_episode_steps=request.max_episode_steps,
+            first_slot=request.first_slot,
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def _made_once(function: Callable[..., JaxEnv], kwargs: str) -> JaxEnv:
+    """So that the groups of a run share what is compiled for it."""
+    return function(**json.loads(kwargs))
+
+
 def _single(request: Request) -> EnvGroup:
     _no_threads(request)
     if request.batch_size not in (None, request.num_slots):
@@ -221,6 +274,8 @@ def _checked(request: Request, make: Callable[[], Any]) -> Callable[[], gym.Env]
         if isinstance(env, gym.Env):
             return env
         hint = " Use vectorization='vector'." if isinstance(env, gym.vector.VectorEnv) else ""
+        if isinstance(env, JaxEnv):
+            hint = " Annotate its function with `-> JaxEnv`, by which it is known before it is called."
         raise EnvironmentFailure(
             f"env {request.env_id}: got a {type(env).__name__}; expected a gymnasium.Env.{hint}"
         )
@@ -297,6 +352,9 @@ def _from_module(request: Request) -> EnvGroup:
     function = _attribute(request.env_id)
     if function is None:
         return _gym(request)
+    if makes_jax_env(function):
+        kwargs = resolve.as_json(request.env_id, request.kwargs)
+        return _jax(request, lambda: _made_once(function, kwargs))
     if request.vectorization == "vector" or "num_envs" in inspect.signature(function).parameters:
         if request.max_episode_steps is not None:
             raise ConfigError(
@@ -314,5 +372,5 @@ def _limited(env: Any, max_episode_steps: int | None) -> Any:
     return gym.wrappers.TimeLimit(env, max_episode_steps)
 
 
-for _prefix, _factory in {"gym": _gym, "vector": _vector, "envpool": _envpool}.items():
+for _prefix, _factory in {"gym": _gym, "vector": _vector, "envpool": _envpool, "gymnax": _gymnax}.items():
     register(_prefix, _factory)

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -54,6 +55,18 @@ def nearest(name: str, known: Any) -> str:
     return (
         f"nearest: {', '.join(by_lower[k] for k in near)}" if near else "`headrace list` names what there is"
     )
+
+
+def as_json(env_id: str, kwargs: Mapping[str, Any]) -> str:
+    """``kwargs`` as text, equal for equal ones: the key that what is made once is kept by.
+
+    Raises:
+        ConfigError: they are not JSON values.
+    """
+    try:
+        return json.dumps(kwargs, sort_keys=True)
+    except TypeError as exc:
+        raise ConfigError(f"env {env_id}: got kwargs {kwargs}; expected JSON values ({exc})") from exc
 
 
 def import_module(env_id: str, module_name: str, prefixes: Iterable[str]) -> Any:

@@ -11,7 +11,16 @@ import numpy as np
 
 from headrace.envs.failures import BadValueError
 from headrace.errors import EnvironmentFailure
-from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, map_leaves, to_agent
+from headrace.spaces import (
+    BoxSpec,
+    DiscreteSpec,
+    Leaf,
+    MultiDiscreteSpec,
+    Spec,
+    map_leaves,
+    namespace,
+    to_agent,
+)
 from headrace.types import PyTree, TimeStep
 
 Write: TypeAlias = Callable[[PyTree, int, Any], None]
@@ -92,14 +101,14 @@ def put(spec: Spec, tree: PyTree, index: Any, values: PyTree) -> None:
 
 
 def env_batch(spec: Spec, action: PyTree, n: int) -> PyTree:
-    """Actions ``[n, ...]`` in the environment's dtypes and shapes.
+    """Actions ``[n, ...]`` in the environment's dtypes and shapes; may be traced by JAX.
 
     Raises:
         ValueError: a leaf of another batch size or shape, or fractions for integers.
     """
 
-    def convert(leaf: Leaf, value: Any) -> np.ndarray:
-        array = np.asarray(value)
+    def convert(leaf: Leaf, value: Any) -> Any:
+        array = namespace(value).asarray(value)
         if array.dtype.kind == "f" and leaf.env_dtype.kind != "f":
             raise ValueError(f"got an action of {array.dtype}; expected {leaf.env_dtype} as its space says")
         array = array.astype(leaf.env_dtype, copy=False)

@@ -77,9 +77,10 @@ def normal(leaf: BoxSpec, path: str, *, squash: bool) -> Distribution:
             -1
         )
 
-    def to_env(action: Array) -> np.ndarray:
-        x = np.asarray(action, np.float64)
-        return _round_into(leaf, squashed_to_box(leaf, np.tanh(x)) if squash else x)
+    def to_env(action: Array) -> Array:
+        xp = spaces.namespace(action)
+        x = _wide(action)
+        return _round_into(leaf, squashed_to_box(leaf, xp.tanh(x)) if squash else x)
 
     def from_env(value: Array) -> np.ndarray:
         raw = np.asarray(value, np.float64)
@@ -112,10 +113,16 @@ def _expected_log_det(mean: Array, std: Array) -> Array:
     return (weights * log_det_tanh(mean[..., None] + std[..., None] * nodes)).sum(-1)
 
 
-def squashed_to_box(leaf: BoxSpec, u: Array) -> np.ndarray:
-    """From u in [−1, 1] to low + (u+1)/2·(high−low), per dimension, float64; NumPy."""
-    w = (np.asarray(u, np.float64) + 1.0) / 2.0
-    return leaf.low.astype(np.float64) * (1.0 - w) + leaf.high.astype(np.float64) * w
+def squashed_to_box(leaf: BoxSpec, u: Array) -> Array:
+    """From u in [−1, 1] to low + (u+1)/2·(high−low), per dimension, float64 (float32 where JAX traces)."""
+    w = (_wide(u) + 1.0) / 2.0
+    return _wide(leaf.low, w) * (1.0 - w) + _wide(leaf.high, w) * w
+
+
+def _wide(value: Array, like: Array | None = None) -> Array:
+    """In the widest float type there is where ``like`` (or ``value``) is computed."""
+    xp = spaces.namespace(value if like is None else like)
+    return xp.asarray(value, np.float64 if xp is np else np.float32)
 
 
 def box_to_squashed(leaf: BoxSpec, value: Array, path: str = "action") -> np.ndarray:
@@ -135,8 +142,8 @@ def box_to_squashed(leaf: BoxSpec, value: Array, path: str = "action") -> np.nda
     return np.clip(u, -1.0, 1.0)
 
 
-def _round_into(leaf: BoxSpec, value: np.ndarray) -> np.ndarray:
-    return spaces.to_env(leaf, value if leaf.env_dtype.kind == "f" else np.rint(value))
+def _round_into(leaf: BoxSpec, value: Array) -> Array:
+    return spaces.to_env(leaf, value if leaf.env_dtype.kind == "f" else spaces.namespace(value).rint(value))
 
 
 def _refuse(leaf: BoxSpec, path: str, squash: bool) -> None:

@@ -14,10 +14,11 @@ from headrace.envs.registry import make_group
 from headrace.experience.queue import QueueLimits, check_limits
 from headrace.experience.room import Experience, Guard
 from headrace.experience.store import RangeLayout
-from headrace.inference.actor import ActorInference, Published, compile_inference
+from headrace.inference.actor import Published
 from headrace.inference.bank import SlotBank
 from headrace.inference.batcher import Limits
 from headrace.inference.central import InferenceServer
+from headrace.inference.fused import inference_maker
 from headrace.inference.messages import Inference
 from headrace.learner.learner import Learner
 from headrace.metrics.episodes import EpisodeTracker
@@ -181,18 +182,19 @@ def build(
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
     parts = Parts(config, survey, agent, [], experience, learner, newest, stop=stop or Stop())
-    inference = _beside_groups(parts) if config.inference.placement == "actor" else _central(parts)
+    timeout = config.env.step_timeout_s
+    make_inference = _beside_groups(parts) if config.inference.placement == "actor" else _central(parts)
     size = config.env.num_envs // config.env.groups
     try:
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
             group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
+            inference = make_inference(group, np.arange(first_slot, first_slot + size))
             episodes = EpisodeTracker(size, learned.reward_transform)
-            timeout = config.env.step_timeout_s
             parts.lanes.append(
                 Lane(
-                    group, inference(first_slot, size), experience, agent, episodes,
+                    group, inference, experience, agent, episodes,
                     first_slot=first_slot, timeout_s=timeout, life_offset=life,
                 )
             )  # fmt: skip
@@ -202,20 +204,15 @@ def build(
     return parts
 
 
-InferenceOf: TypeAlias = Callable[[int, int], Inference[Any]]
-"""Makes the inference of a group from its first slot and its size."""
+InferenceOf: TypeAlias = Callable[[EnvGroup, np.ndarray], Inference[Any]]
+"""Makes the inference of a group with these global slot ids."""
 
 
 def _beside_groups(parts: Parts) -> InferenceOf:
-    compiled = compile_inference(parts.agent)
-
-    def make(first_slot: int, size: int) -> ActorInference:
-        slot_ids, seed = np.arange(first_slot, first_slot + size), parts.config.seed
-        return ActorInference(
-            parts.agent, parts.spec, slot_ids, compiled, parts.newest, seed, Role.TRAIN_ACTION
-        )
-
-    return make
+    config = parts.config
+    return inference_maker(
+        parts.agent, parts.spec, parts.newest, config.seed, Role.TRAIN_ACTION, config.env.step_timeout_s
+    )
 
 
 def _central(parts: Parts) -> InferenceOf:
@@ -225,7 +222,8 @@ def _central(parts: Parts) -> InferenceOf:
     bank = SlotBank(agent, spec, num_slots, parts.newest, config.seed, Role.TRAIN_ACTION)
     blank = blank_row(agent, spec).timestep
     parts.server = InferenceServer(bank, blank, limits, own_thread=config.runtime == "threads")
-    return parts.server.group
+    server = parts.server
+    return lambda group, slot_ids: server.group(int(slot_ids[0]), len(slot_ids))
 
 
 def _first_life(state: dict[str, Any]) -> int:

@@ -19,7 +19,7 @@ class EnvConfig:
     """The environments."""
 
     id: str = "CartPole-v1"
-    """Which one: a Gymnasium id, envpool:ID, vector:ID, or my.module:make_env (see `headrace list`)."""
+    """Which one: a Gymnasium id, envpool:ID, gymnax:ID, vector:ID, or my.module:make_env (see `headrace list`)."""
     kwargs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
     """Arguments of the environment, as a JSON object: '{"gravity": 9.8}'."""
     num_envs: int = 32

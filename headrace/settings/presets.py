@@ -69,11 +69,42 @@ def _pong() -> Config:
     )
 
 
+def _catch() -> Config:
+    agent = ImpalaConfig(
+        batch_size=16,
+        vtrace_lambda=0.95,
+        entropy_cost=0.01,
+        optimizer=OptimizerConfig(learning_rate=2e-3, eps=1e-5, max_grad_norm=40.0),
+        network=NetworkConfig(separate_value=True, init="lecun"),
+    )
+    # One group: policy and environments are one program, so there is no stepping to overlap with.
+    env = EnvConfig(id="gymnax:Catch-bsuite", groups=1)
+    return Config(preset="catch", total_steps=300_000, agent=agent, env=env)
+
+
+def _breakout_minatar() -> Config:
+    # Ten by ten planes of zeros and ones are too small for the Nature CNN; a layer over all of them does.
+    agent = ImpalaConfig(
+        unroll_length=16,
+        batch_size=16,
+        vtrace_lambda=0.95,
+        entropy_cost=0.01,
+        optimizer=OptimizerConfig(learning_rate=1e-3, eps=1e-5, max_grad_norm=40.0),
+        network=NetworkConfig(hidden=(128,), activation="relu", separate_value=True, init="lecun"),
+    )
+    env = EnvConfig(id="gymnax:Breakout-MinAtar", num_envs=64, groups=1)
+    return Config(preset="breakout-minatar", total_steps=1_000_000, agent=agent, env=env)
+
+
 PRESETS: dict[str, Preset] = {
     "impala": Preset("IMPALA with its default settings on CartPole-v1; set --env.id", _impala),
     "cartpole": Preset("IMPALA on CartPole-v1, one pass over the data", _cartpole),
     "cartpole-memory": Preset("IMPALA with an LSTM on CartPole-v1 without velocities", _cartpole_memory),
     "pong": Preset("IMPALA with the Nature CNN on EnvPool's Pong-v5 (needs the envpool extra)", _pong),
+    "catch": Preset("IMPALA on bsuite's Catch in gymnax (needs the gymnax extra)", _catch),
+    "breakout-minatar": Preset(
+        "IMPALA on MinAtar's Breakout in gymnax (needs the gymnax extra)", _breakout_minatar
+    ),
 }
 
 
