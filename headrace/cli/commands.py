@@ -1,12 +1,13 @@
 """The options of the small commands, and the catalogue that ``list`` prints."""
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
 from headrace.cli.arguments import normalise
 from headrace.errors import ConfigError
+from headrace.settings.primitives import JSON_OBJECT
 
 A = TypeVar("A")
 
@@ -21,6 +22,10 @@ class Eval:
     """Episodes, shared evenly among the run's eval.num_envs environments."""
     seed: int | None = None
     """Seed of the environments; None: the run's."""
+    id: str | None = None
+    """Another environment to play on, with the spaces of the run's; None: those of the run."""
+    kwargs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
+    """Arguments of that environment, or without --id other arguments of the run's, as a JSON object; {}: none given."""
     json: bool = False
     """Print one JSON object as the last line of standard output."""
 
