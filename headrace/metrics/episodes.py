@@ -92,8 +92,12 @@ class EpisodeTracker:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def get_state(self) -> dict[str, Any]:
-        """Unfinished sums ``[3, num_slots]`` float64, and finished episodes nobody took."""
-        return {"totals": self._totals.copy(), "finished": _to_state(self._finished)}
+        """Unfinished sums ``[3, num_slots]`` and finished episodes nobody took ``[n, 4]``, float64, with their infos."""
+        return {
+            "totals": self._totals.copy(),
+            "finished": _to_array(self._finished),
+            **_infos_of(self._finished),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from ``get_state``.
@@ -108,7 +112,7 @@ class EpisodeTracker:
                 "resume with the same number of environments"
             )
         self._totals[...] = totals
-        self._finished = deque(_from_state(state["finished"]))
+        self._finished = deque(_from_arrays(state["finished"], state))
 
 
 class EpisodeWindow:
@@ -146,40 +150,40 @@ class EpisodeWindow:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """The episodes of the window, the count, and the names of infos that are written."""
+        """The window ``[n, 4]`` float64 with its infos, the count, and the names of infos that are written."""
         return {
-            "recent": _to_state(self._recent),
+            "recent": _to_array(self._recent),
             "episodes": self.episodes,
-            "names": self._names.names,
+            "written": self._names.names,
+            **_infos_of(self._recent),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from ``get_state``."""
         self._recent.clear()
-        self._recent.extend(_from_state(state["recent"]))
+        self._recent.extend(_from_arrays(state["recent"], state))
         self.episodes = int(state["episodes"])
-        self._names = InfoNames(state.get("names", ()))
+        self._names = InfoNames(state.get("written", ()))
 
 
 def _to_array(episodes: Iterable[Episode]) -> np.ndarray:
     return np.array([episode[: _FIELDS + 1] for episode in episodes], np.float64).reshape(-1, _FIELDS + 1)
 
 
-def _to_state(episodes: Iterable[Episode]) -> dict[str, Any]:
-    """Figures ``[n, 4]``, the names of infos, and their values ``[n, names]``, NaN where an episode has none; float64."""
+def _infos_of(episodes: Iterable[Episode]) -> dict[str, Any]:
+    """The names of infos, and their values ``[n, names]`` float64, NaN where an episode has none."""
     episodes = list(episodes)
     names = list(dict.fromkeys(name for episode in episodes for name in episode.infos))
     values = [[episode.infos.get(name, np.nan) for name in names] for episode in episodes]
-    infos = np.array(values, np.float64).reshape(len(episodes), len(names))
-    return {"figures": _to_array(episodes), "names": names, "infos": infos}
+    return {"names": names, "infos": np.array(values, np.float64).reshape(len(episodes), len(names))}
 
 
-def _from_state(state: Any) -> list[Episode]:
-    if not isinstance(state, dict):  # a checkpoint from before episodes had infos
-        state = {"figures": state, "names": [], "infos": np.zeros((len(state), 0))}
-    infos = [
-        {name: value for name, value in zip(state["names"], row, strict=True) if value == value}
-        for row in np.asarray(state["infos"]).tolist()
+def _from_arrays(figures: np.ndarray, state: dict[str, Any]) -> list[Episode]:
+    """Episodes of figures ``[n, 4]`` and of what ``_infos_of`` gave; a state from before there were infos has none."""
+    rows = np.asarray(figures).tolist()
+    infos = np.asarray(state["infos"]).tolist() if "infos" in state else [[]] * len(rows)
+    given = [{k: v for k, v in zip(state.get("names", ()), row, strict=True) if v == v} for row in infos]
+    return [
+        Episode(raw, train, int(n), int(s), info)
+        for (raw, train, n, s), info in zip(rows, given, strict=True)
     ]
-    rows = zip(np.asarray(state["figures"]).tolist(), infos, strict=True)
-    return [Episode(raw, train, int(n), int(slot), info) for (raw, train, n, slot), info in rows]

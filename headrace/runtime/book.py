@@ -107,6 +107,7 @@ class Book:
 
     def write_line(self) -> None:
         """Write what came since the last line."""
+        self._take_episodes()
         parts = self._parts
         self._line_steps = parts.steps
         metrics: dict[str, Any] = {
