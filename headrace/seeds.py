@@ -20,7 +20,7 @@ class Role(IntEnum):
     LEARNER = 5
 
 
-def stream_seed(seed: int, role: Role, slot_id: int = 0, life: int = 0) -> int:
+def stream_seed(seed: int, role: Role, slot_id: int = 0, life: int = 0, branch: int = 0) -> int:
     """A 31-bit seed for one stream.
 
     Args:
@@ -28,8 +28,10 @@ def stream_seed(seed: int, role: Role, slot_id: int = 0, life: int = 0) -> int:
         role: what the stream is for.
         slot_id: global slot id.
         life: counts the restarts of the slot.
+        branch: parts streams whose slots are counted from 0 each, such as those of several evaluations.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(int(role), slot_id, life))
+    key = (int(role), slot_id, life, branch) if branch else (int(role), slot_id, life)
+    sequence = np.random.SeedSequence(seed, spawn_key=key)
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
 
 
@@ -41,7 +43,9 @@ class SlotSeeds:
     role: Role
     first_slot: int = 0
     first_life: int = 0
+    branch: int = 0
 
     def __call__(self, slot: int, life: int) -> int:
         """The seed of a slot in a life."""
-        return stream_seed(self.seed, self.role, self.first_slot + slot, self.first_life + life)
+        slot, life = self.first_slot + slot, self.first_life + life
+        return stream_seed(self.seed, self.role, slot, life, self.branch)

@@ -13,8 +13,14 @@ ARGUMENTS = {
     "own_environment": ["--total-steps", "3000"],
     "own_network": ["--total-steps", "2000"],
     "own_loss": ["--total-steps", "2000", "--seeds", "1"],
+    "two_ids": ["--total-steps", "17000"],
 }
-FOLDERS = {"own_environment": EXAMPLES.parent, "own_network": EXAMPLES, "own_loss": EXAMPLES.parent}
+FOLDERS = {
+    "own_environment": EXAMPLES.parent,
+    "own_network": EXAMPLES,
+    "own_loss": EXAMPLES.parent,
+    "two_ids": EXAMPLES,
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,15 @@ def test_own_environment(printed: dict[str, list[str]]) -> None:
     assert -50.0 <= greedy <= -1.0
     assert best == -6.0  # 2 · (80/9)/3 over pairs of different tiles
     assert re.fullmatch(r"me \[.*\], lamp \[.*\]: it walks \[ ?-?[01] +-?[01]\]", lines[-1])
+
+
+def test_two_ids(printed: dict[str, list[str]]) -> None:
+    cartpole, acrobot = (line.split() for line in printed["two_ids"][1:])
+    assert (cartpole[0], acrobot[0]) == ("two_ids:cartpole", "two_ids:acrobot")
+    assert int(cartpole[1]) > int(acrobot[1]) >= 16  # episodes of at most 500 steps
+    assert 8 <= float(cartpole[2]) <= 500 and 8 <= float(cartpole[3]) <= 500
+    assert -500 <= float(acrobot[2]) <= -60 and -500 <= float(acrobot[3]) <= -60
+    assert all(0 <= float(line[4]) <= 1 for line in (cartpole, acrobot))
 
 
 def test_own_network(printed: dict[str, list[str]]) -> None:

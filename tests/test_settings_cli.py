@@ -302,16 +302,16 @@ def test_h15a_evaluation_is_fair(tmp_path):
     from headrace.agents.registry import build_agent
     from headrace.inference.actor import Published
     from headrace.runtime.evaluate import Evaluator
-    from headrace.runtime.survey import env_spec
+    from headrace.runtime.targets import survey_targets
     from headrace.types import Progress
 
     config = tiny(env__id="helpers:make_uneven", eval__num_envs=2)
-    spec = env_spec(config)
-    agent = build_agent(config.agent, spec)
+    surveys = survey_targets(config)
+    agent = build_agent(config.agent, surveys[0].spec)
     published = Published(
         agent.policy_params(agent.init(jax.random.key(0))), 0, Progress(np.float32(0), np.int32(0))
     )
-    evaluator = Evaluator(config, agent, spec)
+    evaluator = Evaluator(config, agent, surveys)
     Uneven.made = 0
     result = evaluator.run(published, 10)
     assert result.returns == [1.0] * 5 + [9.0] * 5 and result.lengths == [1] * 5 + [9] * 5

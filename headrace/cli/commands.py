@@ -22,6 +22,10 @@ class Eval:
     """Episodes, shared evenly among the run's eval.num_envs environments."""
     seed: int | None = None
     """Seed of the environments; None: the run's."""
+    id: str | None = None
+    """Another environment to play on, with the spaces of the run's; None: those of the run."""
+    kwargs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
+    """Arguments of that environment, or without --id other arguments of the run's, as a JSON object; {}: none given."""
     json: bool = False
     """Print one JSON object as the last line of standard output."""
 

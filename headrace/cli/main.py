@@ -120,7 +120,9 @@ def _eval(words: list[str]) -> int:
     from headrace.runtime.policy import evaluate
 
     arguments = parse(Eval, "headrace eval", words)
-    summary = evaluate(arguments.run, arguments.episodes, arguments.seed)
+    summary = evaluate(
+        arguments.run, arguments.episodes, arguments.seed, arguments.id, arguments.kwargs or None
+    )
     _emit(summary, arguments.json, _table(summary))
     return 0
 

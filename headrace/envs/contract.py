@@ -11,6 +11,9 @@ An ``EnvGroup`` owns ``num_slots`` environments, numbered ``0 … num_slots-1`` 
   autoreset), it gives the last row with all slots, then the ``first`` rows alone, then steps when every slot
   has an action. The action sent in answer to a last row is ignored.
 - Arrays handed out by ``recv`` are never written again by the group, and arrays passed to ``send`` may be kept.
+
+A group may also have ``take_infos() -> list[(slot, {name: number})]``: the numbers in the infos of the last rows that
+were received since it was last called. Those of a ``first`` row are not among them.
 """
 
 from dataclasses import dataclass
@@ -81,3 +84,9 @@ class EnvGroup(Protocol):
     def close(self) -> None:
         """Release everything; safe to call twice."""
         ...
+
+
+def infos_of(group: EnvGroup) -> list[tuple[int, dict[str, float]]]:
+    """What ``group.take_infos`` gives; nothing where the group has none."""
+    take = getattr(group, "take_infos", None)
+    return [] if take is None else take()

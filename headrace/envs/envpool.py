@@ -2,6 +2,7 @@
 
 import difflib
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
+from headrace.envs.gym import MAX_INFOS
 from headrace.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -30,6 +32,9 @@ _OURS = (
     "max_num_players",
 )
 
+_SILENT = ("env_id", "elapsed_step", "terminated", "reward", "lives")
+"""Infos of no use at an episode's end: ids, what the row says already, and lives, of which none are left then."""
+
 
 class EnvPoolGroup:
     """``num_slots`` environments of one EnvPool; they step in its threads from ``send`` until ``recv``.
@@ -45,6 +50,9 @@ class EnvPoolGroup:
     single ones): ``stack_num`` is 1 unless given, and its axis is dropped: ``[84, 84]`` uint8 for Atari.
 
     EnvPool's wait cannot be given a timeout; it runs no Python and no user's code. Its state cannot be had.
+
+    Its infos are given but for those that tell nothing at an episode's end (``_SILENT``). Under EnvPool's ``reward_clip``
+    they hold ``raw_return``, the episode's unclipped rewards added up.
 
     Attributes:
         spec: see ``EnvSpec``; ``frame_skip`` is that of image environments, 1 for others.
@@ -91,6 +99,7 @@ class EnvPoolGroup:
         self._task, self._settings = task, settings | {"num_threads": num_threads}
         self._all = np.arange(num_slots, dtype=np.int32)
         self._pool: Any = None
+        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, num_slots))
         self._open()
         pool: Any = self._pool
         skip = pool.config.get("frame_skip", 1) if "stack_num" in known else 1
@@ -140,6 +149,7 @@ class EnvPoolGroup:
         self._pool = pool
         self._steps, self._last = np.zeros(n, np.int64), np.ones(n, bool)
         self._sent, self._pending = np.zeros(n, bool), None
+        self._raw_return = np.zeros(n)
         pool.async_reset()
         self._running = True
 
@@ -164,10 +174,29 @@ class EnvPoolGroup:
         self._last = terminated | truncated
         self._steps += ~first
         self.limit_truncations += int(truncated.sum())
+        self._keep_infos(info, order, first)
         spec = self.spec.observation
         value = rows.agent_batch(spec, observation[:, 0] if self._squeeze else observation, self._name)
         checks.check_values(self._name, spec, value, reward, self._all, self._steps, self._first_slot)
         return TimeStep(value, reward, first, terminated, truncated), self._all.copy()
+
+    def _keep_infos(self, info: Mapping[str, Any], order: np.ndarray, first: np.ndarray) -> None:
+        """Numbers in the infos of last rows; ``order`` has the slot of each row of ``info``."""
+        clipped = bool(self._settings.get("reward_clip")) and "reward" in info
+        if clipped:
+            self._raw_return[first] = 0.0
+            self._raw_return[order] += np.where(first[order], 0.0, info["reward"])
+        for row in np.flatnonzero(self._last[order]).tolist():
+            given = {k: v[row] for k, v in info.items() if k not in _SILENT and getattr(v, "ndim", 0) == 1}
+            if clipped:
+                given["raw_return"] = self._raw_return[order[row]]
+            self._infos.append((int(order[row]), rows.numbers(given)))
+
+    def take_infos(self) -> list[tuple[int, dict[str, float]]]:
+        """``(slot, numbers in the info of a last row)`` since the last call; of those, at least the newest ``MAX_INFOS``."""
+        taken = list(self._infos)
+        self._infos.clear()
+        return taken
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
         """Answer slots; see ``EnvGroup.send``. With the last slot's answer the environments start."""

@@ -129,7 +129,7 @@ class GymGroup:
         self._bare, self._steps_of = [env.unwrapped for env in envs], [env.step for env in envs]
         self._write = rows.writer(self.spec.observation)
         self._all, self._num_sent, self._num_held = np.arange(self.num_slots, dtype=np.int32), 0, 0
-        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_INFOS)
+        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, self.num_slots))
         self._first_obs = rows.empty(self.spec.observation, self.num_slots)
         self._slots = kept.Slots(self.num_slots, self.spec.action)
         for slot in range(self.num_slots):
@@ -364,7 +364,7 @@ class GymGroup:
         return self._slots.life.copy()
 
     def take_infos(self) -> list[tuple[int, dict[str, float]]]:
-        """``(slot, numbers in the info of a last row)`` since the last call, at most ``MAX_INFOS``."""
+        """``(slot, numbers in the info of a last row)`` since the last call; of those, at least the newest ``MAX_INFOS``."""
         taken = list(self._infos)
         self._infos.clear()
         return taken
@@ -406,16 +406,20 @@ class GymGroup:
         env, bare, (seed, before) = self._envs[slot], self._bare[slot], self._slots.origin[slot]
         if actions is None or now is None or (seed < 0 and before is None):
             return False
-        row: tuple[Any, ...]
+        row: list[Any]
+        info: dict[str, Any]
         try:
             self._beat[0], self._beat[1] = slot, time.monotonic()
             if before is not None and not kept.set_generator(bare, before):
                 return False
-            row = (env.reset(seed=None if seed < 0 else seed)[0], 0.0, False, False)
+            row, info = [env.reset(seed=None if seed < 0 else seed)[0], 0.0, False, False], {}
             for action in actions:
                 self._beat[1] = time.monotonic()
-                row = env.step(kept.one(self.spec.action, action))[:4]
-            return self._is_last(slot, row) and kept.same(kept.encoded(bare), now)
+                *row, info = env.step(kept.one(self.spec.action, action))
+            exact = self._is_last(slot, row) and kept.same(kept.encoded(bare), now)
+            if exact and self._slots.again[slot] and (row[2] or row[3]):
+                self._infos.append((slot, rows.numbers(info)))  # nobody received the row, nor this with it
+            return exact
         except (
             Exception
         ) as exc:  # what cannot be replayed may raise anything; it is no worse than a difference
@@ -425,7 +429,7 @@ class GymGroup:
         finally:
             self._beat[1] = 0.0
 
-    def _is_last(self, slot: int, row: tuple[Any, ...]) -> bool:
+    def _is_last(self, slot: int, row: list[Any]) -> bool:
         """Whether ``row`` is the slot's last received one."""
         spec, last = self.spec.observation, self._slots.last
         assert last is not None

@@ -67,7 +67,7 @@ class VectorGroup:
             name,
         )
         self._all = np.arange(n, dtype=np.int32)
-        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_INFOS)
+        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, n))
         self._life = 0
         self._begin()
 
@@ -220,7 +220,7 @@ class VectorGroup:
             self._infos.append((slot, rows.numbers(given)))
 
     def take_infos(self) -> list[tuple[int, dict[str, float]]]:
-        """``(slot, numbers in the info of a last row)`` since the last call, at most ``MAX_INFOS``."""
+        """``(slot, numbers in the info of a last row)`` since the last call; of those, at least the newest ``MAX_INFOS``."""
         taken = list(self._infos)
         self._infos.clear()
         return taken

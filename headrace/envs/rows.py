@@ -271,4 +271,10 @@ def merge(spec: Spec, last: TimeStep | None, timestep: TimeStep, slot_ids: np.nd
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The entries of an ``info`` that are single numbers."""
-    return {str(k): float(v) for k, v in info.items() if isinstance(v, int | float | np.number | np.bool_)}
+    return {str(k): float(v) for k, v in info.items() if _is_number(v)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.ndim == 0 and value.dtype.kind in "biuf"
+    return isinstance(value, int | float)

@@ -1,7 +1,8 @@
 """Every metric there is: its name, unit, meaning and source. The sink refuses what is not here.
 
 A name may hold placeholders: ``<room>`` is one of the four rooms, ``<reason>`` why a range was dropped,
-``<name>`` any word of lower-case letters, digits and underscores. Everything under ``time/`` depends on wall
+``<name>`` any word of lower-case letters, digits and underscores, ``<id>`` an environment's id or an evaluation's name,
+``<info>`` a number in the info of an episode's last step. Everything under ``time/`` depends on wall
 time; in a ``sync`` run everything else is reproducible.
 """
 
@@ -20,6 +21,8 @@ _PLACEHOLDERS = {
     "<reason>": "|".join(DROP_REASONS),
     "<failure>": "|".join(REASONS),
     "<name>": "[a-z0-9_]+",
+    "<id>": r"[^\s,<>]+",
+    "<info>": r"[A-Za-z0-9_.\-/]+",
 }
 
 
@@ -49,6 +52,19 @@ _TABLE = (
         "envs",
     ),
     Metric("length_mean", "steps", "Mean length of the last 100 episodes.", "envs"),
+    Metric(
+        "episode/<info>",
+        "1",
+        "Mean, over those of the last 100 episodes that gave it, of a number in the info of the last step.",
+        "envs",
+    ),
+    Metric("env/<id>/episodes", "episodes", "Training episodes of one of several ids that ended.", "envs"),
+    Metric("env/<id>/steps", "steps", "Agent steps of one of several ids.", "envs"),
+    Metric("env/<id>/return_mean", "reward", "Mean raw return of the last 100 episodes of one id.", "envs"),
+    Metric("env/<id>/return_min", "reward", "Lowest raw return of the last 100 episodes of one id.", "envs"),
+    Metric("env/<id>/return_max", "reward", "Highest raw return of the last 100 episodes of one id.", "envs"),
+    Metric("env/<id>/length_mean", "steps", "Mean length of the last 100 episodes of one id.", "envs"),
+    Metric("env/<id>/episode/<info>", "1", "As `episode/<info>`, of the episodes of one id.", "envs"),
     Metric(
         "restarts",
         "lives",
@@ -114,12 +130,35 @@ _TABLE = (
     Metric("rho_clipped", "1", "Mean of min(1, π/μ), learner's policy over behaviour policy.", "learner"),
     Metric("value_mean", "reward", "Mean predicted value.", "learner"),
     Metric("agent/<name>", "1", "A figure of one agent alone; see its page.", "learner"),
-    Metric("eval/return_mean", "reward", "Mean raw return of the evaluation episodes, greedy.", "envs"),
+    Metric(
+        "eval/return_mean",
+        "reward",
+        "Mean raw return of the evaluation episodes, greedy, on all ids that are trained on.",
+        "envs",
+    ),
     Metric("eval/return_std", "reward", "Standard deviation of those returns.", "envs"),
     Metric("eval/return_min", "reward", "Lowest of those returns.", "envs"),
     Metric("eval/return_max", "reward", "Highest of those returns.", "envs"),
     Metric("eval/length_mean", "steps", "Mean length of the evaluation episodes.", "envs"),
     Metric("eval/episodes", "episodes", "How many evaluation episodes these figures are over.", "envs"),
+    Metric(
+        "eval/episode/<info>",
+        "1",
+        "Mean over the evaluation episodes that gave it, as `episode/<info>`.",
+        "envs",
+    ),
+    *(
+        Metric(f"eval/<id>/{figure}", unit, f"As `eval/{figure}`, of one id or evaluation.", "envs")
+        for figure, unit in {
+            "return_mean": "reward",
+            "return_std": "reward",
+            "return_min": "reward",
+            "return_max": "reward",
+            "length_mean": "steps",
+            "episodes": "episodes",
+            "episode/<info>": "1",
+        }.items()
+    ),
     Metric("time/wall_s", "s", "Wall time since this process started the run or resumed it.", "runtime"),
     Metric("time/steps_per_s", "steps/s", "Agent steps per second since the last report.", "runtime"),
     Metric("time/updates_per_s", "updates/s", "Updates per second since the last report.", "runtime"),
@@ -187,6 +226,8 @@ def markdown() -> str:
             "Everything under `time/` depends on wall time; in a `sync` run everything else is reproducible.",
             f"`<room>` is one of {', '.join(ROOMS)}; `<reason>` one of {', '.join(DROP_REASONS)};",
             f"`<failure>` one of {', '.join(REASONS)}.",
+            "`<id>` is an id of `env.id` where that names several, under `eval/` also a name of `eval.envs`;",
+            "`<info>` names a number in the info of the last step; what is no letter, digit, `.`, `-` or `/` is `_` in it.",
             "",
             "| name | unit | meaning | from |",
             "|---|---|---|---|",

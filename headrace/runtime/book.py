@@ -6,12 +6,12 @@ from typing import Any
 
 from headrace.envs.failures import REASONS
 from headrace.metrics.batches import Tally
-from headrace.metrics.episodes import EpisodeWindow
 from headrace.metrics.meter import ROOMS, Rates, Reading, merge, rates
 from headrace.metrics.panel import Panel, Snapshot
 from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime.parts import Parts
 from headrace.runtime.runner import Finished
+from headrace.runtime.windows import Windows
 
 TOLD = 10
 """Failures of environments that are shown; log.txt has them all."""
@@ -65,7 +65,7 @@ class Book:
         """``writer`` and ``panel`` are told; neither is closed here."""
         self._parts, self._writer, self._panel = parts, writer, panel
         self._sums, self._lags = Sums(), Lags()
-        self.window, self.run_lags = EpisodeWindow(), Lags()
+        self.windows, self.run_lags = Windows(parts.config.env, parts.lanes), Lags()
         self._batches, self.run_batches = Tally(), Tally()
         self.skipped = self._told = 0
         self.before = self.now = parts.learner.learned_steps
@@ -109,17 +109,18 @@ class Book:
 
     def write_line(self) -> None:
         """Write what came since the last line."""
+        self._take_episodes()
         parts = self._parts
         self._line_steps = parts.steps
         metrics: dict[str, Any] = {
-            "frames": parts.steps * parts.spec.frame_skip,
+            "frames": parts.frames,
             "learned_steps": self.now,
             "updates": parts.learner.updates,
             "restarts": sum(lane.restarts for lane in parts.lanes),
             **{f"failures/{reason}": n for reason, n in self._failures().items()},
             "skipped_updates": self.skipped,
             **self._sums.means(),
-            **self.window.metrics(),
+            **self.windows.metrics(),
             **{f"dropped_ranges/{reason}": n for reason, n in parts.experience.dropped().items()},
         }
         if self._lags.count:
@@ -132,15 +133,15 @@ class Book:
         self._writer.write(parts.steps, metrics | self._times())
         self._sums, self._lags, self._batches = Sums(), Lags(), Tally()
 
-    def write_evaluation(self, steps: int, summary: dict[str, float], seconds: float) -> None:
-        """Write the figures of an evaluation."""
-        self.eval_return = summary["return_mean"]
-        figures = {f"eval/{name}": value for name, value in summary.items()}
-        self._writer.write(steps, figures | {"time/eval_s": seconds})
+    def write_evaluation(self, steps: int, figures: dict[str, float], seconds: float) -> None:
+        """Write the figures of an evaluation; see ``Evaluator.figures``."""
+        self.eval_return = figures["return_mean"]
+        named = {f"eval/{name}": value for name, value in figures.items()}
+        self._writer.write(steps, named | {"time/eval_s": seconds})
 
     def figure_of_merit(self) -> float | None:
         """What the best checkpoint is chosen by: the last evaluation's return, else the training return."""
-        return self.eval_return if self.eval_return is not None else self.window.metrics().get("return_mean")
+        return self.eval_return if self.eval_return is not None else self._return_mean()
 
     def summary(self, wall_s: float) -> dict[str, Any]:
         """The figures of the run so far."""
@@ -150,12 +151,11 @@ class Book:
         figures = {
             "run": parts.config.run,
             "steps": parts.steps,
-            "frames": parts.steps * parts.spec.frame_skip,
+            "frames": parts.frames,
             "updates": parts.learner.updates,
             "wall_s": round(wall_s, 3),
             "steps_per_s": round((parts.steps - self._steps_at_start) / max(wall_s, 1e-9), 1),
-            "episodes": self.window.episodes,
-            "return_mean": self.window.metrics().get("return_mean"),
+            **self.windows.summary(),
             "lag_mean": self.run_lags.mean,
             "lag_max": self.run_lags.most,
             "restarts": sum(lane.restarts for lane in parts.lanes),
@@ -176,7 +176,7 @@ class Book:
             "sums": {"values": dict(self._sums.values), "count": self._sums.count},
             "lags": [vars(self._lags).copy(), vars(self.run_lags).copy()],
             "batches": [vars(self._batches).copy(), vars(self.run_batches).copy()],
-            "window": self.window.get_state(),
+            "window": self.windows.get_state(),
             "skipped": self.skipped,
             "eval_return": self.eval_return,
             "line_steps": self._line_steps,
@@ -190,7 +190,7 @@ class Book:
             vars(lags).update(saved)
         for batches, saved in zip((self._batches, self.run_batches), state["batches"], strict=True):
             vars(batches).update(saved)
-        self.window.set_state(state["window"])
+        self.windows.set_state(state["window"])
         self.skipped, self.eval_return = state["skipped"], state["eval_return"]
         self._line_steps = state["line_steps"]
 
@@ -207,8 +207,15 @@ class Book:
                 self._panel.print(message + (" (further ones: log.txt)" if self._told == TOLD else ""))
 
     def _take_episodes(self) -> None:
-        for lane in self._parts.lanes:
-            self.window.add(lane.episodes.take())
+        self.windows.take()
+        warning = self.windows.warning()
+        if warning is not None:
+            self._writer.log(warning)
+            if self._panel is not None:
+                self._panel.print(warning)
+
+    def _return_mean(self) -> float | None:
+        return self.windows.total.metrics().get("return_mean")
 
     def _take_batches(self) -> None:
         if self._parts.server is not None:
@@ -248,9 +255,9 @@ class Book:
         parts, elapsed = self._parts, max(time.perf_counter() - self._started, 1e-9)
         return Snapshot(
             steps=parts.steps,
-            frames=parts.steps * parts.spec.frame_skip,
+            frames=parts.frames,
             steps_per_s=(parts.steps - self._steps_at_start) / elapsed,
-            return_mean=self.window.metrics().get("return_mean"),
+            return_mean=self._return_mean(),
             lag_mean=self.run_lags.mean,
             lag_max=self.run_lags.most,
             restarts=sum(lane.restarts for lane in parts.lanes),

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace import spaces
 from headrace.agents.agent import Agent
-from headrace.envs.contract import EnvGroup
+from headrace.envs.contract import EnvGroup, infos_of
 from headrace.experience.room import Experience
 from headrace.inference.messages import Inference, Question, Request
 from headrace.metrics.episodes import EpisodeTracker
@@ -87,7 +87,7 @@ class Lane:
             self._run_ids = run_ids.copy()
             self._count_failures()
         begins = self._experience.observe(timestep, ids + self.first_slot, run_ids[ids])
-        self.episodes.update(timestep, ids)
+        self.episodes.update(timestep, ids, infos_of(self.group))
         self.env_meter.count_out(len(ids))
         self.steps += len(ids) - int(np.count_nonzero(timestep.first))
         self.received = Request(timestep, ids, run_ids[ids]), begins

@@ -1,18 +1,20 @@
 """Greedy episodes on environments that never feed the learner."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.agents.agent import Agent
-from headrace.envs.contract import EnvGroup
+from headrace.envs.contract import EnvGroup, infos_of
 from headrace.inference.actor import ActorInference, Published, compile_inference
 from headrace.inference.messages import Request
 from headrace.metrics.episodes import Episode, EpisodeTracker
+from headrace.metrics.infos import InfoNames, means
 from headrace.runtime.parts import make_envs
 from headrace.runtime.survey import Survey
+from headrace.runtime.targets import Target, targets
 from headrace.runtime.watchdog import overdue, step_limit
 from headrace.seeds import Role
 from headrace.settings.config import Config
@@ -20,13 +22,15 @@ from headrace.settings.config import Config
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns (raw reward) and lengths (steps) of episodes, in the order of their slots."""
+    """Returns (raw reward), lengths (steps) and the last steps' infos of episodes, in the order of their slots."""
 
     returns: list[float]
     lengths: list[int]
+    infos: list[Mapping[str, float]]
 
     def summary(self) -> dict[str, float]:
-        """Count, and mean, standard deviation, least and greatest return, and mean length."""
+        """Count; mean, standard deviation, least and greatest return; mean length; ``episode/<name>``, means of infos."""
+        names = InfoNames()
         returns = np.array(self.returns)
         return {
             "episodes": len(self.returns),
@@ -35,7 +39,18 @@ class Evaluation:
             "return_min": float(returns.min()),
             "return_max": float(returns.max()),
             "length_mean": float(np.mean(self.lengths)),
+            **means([names.pick(info) for info in self.infos]),
         }
+
+
+def together(evaluations: Iterable[Evaluation]) -> Evaluation:
+    """The episodes of several as one."""
+    parts = list(evaluations)
+    return Evaluation(
+        [x for part in parts for x in part.returns],
+        [x for part in parts for x in part.lengths],
+        [x for part in parts for x in part.infos],
+    )
 
 
 class Cancelled(Exception):
@@ -45,9 +60,10 @@ class Cancelled(Exception):
 class Evaluator:
     """Evaluates params of one agent; compiled once. Another thread may ``cancel`` it, and see whether it is ``overdue``."""
 
-    def __init__(self, config: Config, agent: Agent, survey: Survey) -> None:
-        """``config`` gives the environments, their number and the seed."""
-        self._config, self._agent, self._survey = config, agent, survey
+    def __init__(self, config: Config, agent: Agent, surveys: Sequence[Survey]) -> None:
+        """``config`` gives the environments (see ``targets``, whose ``surveys`` these are), their number and the seed."""
+        self._targets = list(zip(targets(config), surveys, strict=True))
+        self._config, self._agent, self._spec = config, agent, surveys[0].spec
         self._compiled = compile_inference(agent, training=False)
         self._group: EnvGroup | None = None
         self._cancelled = False
@@ -60,7 +76,26 @@ class Evaluator:
         """What to say of an environment that has been in one step for too long, or None."""
         return overdue([(self._group, 0)], self._config.env.step_timeout_s)
 
-    def run(self, published: Published, episodes: int, number: int = 0) -> Evaluation:
+    def figures(self, published: Published, episodes: int, number: int = 0) -> dict[str, float]:
+        """Evaluate on every id and every named environment in turn, ``episodes`` on each; see ``run``.
+
+        Returns:
+            The figures of ``Evaluation.summary`` over the ids that are trained on, and as ``<name>/…`` those of each id,
+            where there are several, and of each of ``eval.envs``.
+        """
+        done = [
+            (target, self.run(published, episodes, number, index))
+            for index, (target, _) in enumerate(self._targets)
+        ]
+        trained = together(evaluation for target, evaluation in done if target.trained)
+        return trained.summary() | {
+            f"{target.name}/{figure}": value
+            for target, evaluation in done
+            if target.name
+            for figure, value in evaluation.summary().items()
+        }
+
+    def run(self, published: Published, episodes: int, number: int = 0, index: int = 0) -> Evaluation:
         """Play ``episodes`` greedy episodes.
 
         Each environment plays its even share, the first ones an episode more where they do not divide: counting the
@@ -70,6 +105,7 @@ class Evaluator:
             published: whose params.
             episodes: how many.
             number: of the evaluation; each has environment streams of its own.
+            index: of the target whose environments are played on; 0: the run's first id.
 
         Raises:
             Cancelled: see ``cancel``.
@@ -78,9 +114,10 @@ class Evaluator:
         num_envs = min(self._config.eval.num_envs, episodes)
         quota = np.full(num_envs, episodes // num_envs)
         quota[: episodes % num_envs] += 1
-        with self._envs(num_envs, number) as group:
+        target, survey = self._targets[index]
+        with self._envs(num_envs, number, target, survey) as group:
             inference = ActorInference(
-                self._agent, self._survey.spec, np.arange(num_envs), self._compiled, lambda: published,
+                self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
                 self._config.seed, Role.EVAL_ACTION,
             )  # fmt: skip
             tracker = EpisodeTracker(num_envs)
@@ -89,18 +126,20 @@ class Evaluator:
                 if self._cancelled:
                     raise Cancelled
                 timestep, ids = group.recv(self._config.env.step_timeout_s)
-                tracker.update(timestep, ids)
+                tracker.update(timestep, ids, infos_of(group))
                 for episode in tracker.take():
                     done[episode.slot_id].append(episode)
                 pending = inference.submit(Request(timestep, ids, group.run_ids()[ids]))
                 answer = inference.answer(pending, with_carry=False)
                 group.send(self._agent.to_env(answer.action), ids)
         kept = [e for d, q in zip(done, quota, strict=True) for e in d[:q]]
-        return Evaluation([e.raw_return for e in kept], [e.length for e in kept])
+        return Evaluation([e.raw_return for e in kept], [e.length for e in kept], [e.infos for e in kept])
 
     @contextmanager
-    def _envs(self, num_envs: int, number: int) -> Iterator[EnvGroup]:
-        group = make_envs(self._config, self._survey, num_envs, Role.EVAL_ENV, first_life=number)
+    def _envs(self, num_envs: int, number: int, target: Target, survey: Survey) -> Iterator[EnvGroup]:
+        group = make_envs(
+            target.config, survey, num_envs, Role.EVAL_ENV, first_life=number, branch=target.branch
+        )
         self._group = group
         try:
             with step_limit([(group, 0)], self._config.env.step_timeout_s):

@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 from headrace.errors import WaitTimeoutError
 from headrace.runtime.book import Book
-from headrace.runtime.evaluate import Evaluation, Evaluator
+from headrace.runtime.evaluate import Evaluator
 from headrace.runtime.parts import Parts
 from headrace.settings.config import Config
 
-Timed: TypeAlias = tuple[Evaluation, float]
+Timed: TypeAlias = tuple[dict[str, float], float]
 LOOK_S = 0.2
 """How long a wait lasts before it looks whether an environment hangs."""
 
@@ -24,7 +24,7 @@ class Evaluations:
     def __init__(self, config: Config, parts: Parts, book: Book) -> None:
         """``config.eval.every_steps`` 0: there will be none."""
         self._parts, self._book, self._config = parts, book, config
-        self._evaluator = Evaluator(config, parts.agent, parts.survey) if config.eval.every_steps else None
+        self._evaluator = Evaluator(config, parts.agent, parts.surveys) if config.eval.every_steps else None
         self._running: list[tuple[int, Future[Timed]]] = []
         self._jobs: SimpleQueue[tuple[Future[Timed], Callable[[], Timed]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -37,8 +37,8 @@ class Evaluations:
 
         def work() -> Timed:
             before = time.perf_counter()
-            evaluation = evaluator.run(published, episodes, number)
-            return evaluation, time.perf_counter() - before
+            figures = evaluator.figures(published, episodes, number)
+            return figures, time.perf_counter() - before
 
         future: Future[Timed] = Future()
         self._running.append((self._parts.steps, future))
@@ -61,14 +61,14 @@ class Evaluations:
         while self._running and (wait or self._running[0][1].done()):
             steps, future = self._running[0]
             try:
-                evaluation, seconds = future.result(LOOK_S)
+                figures, seconds = future.result(LOOK_S)
             except TimeoutError:
                 if future.done():
                     raise
                 self._check()
                 continue
             del self._running[0]
-            self._book.write_evaluation(steps, evaluation.summary(), seconds)
+            self._book.write_evaluation(steps, figures, seconds)
 
     def close(self) -> None:
         """Cut the evaluation under way short and drop those not begun."""

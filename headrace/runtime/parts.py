@@ -24,7 +24,8 @@ from headrace.learner.learner import Learner
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
 from headrace.runtime.driver import Lane
-from headrace.runtime.survey import Survey, env_options, share_of, survey_envs
+from headrace.runtime.survey import Survey, env_options, share_of
+from headrace.runtime.targets import of_group, survey_targets
 from headrace.seeds import Role, SlotSeeds
 from headrace.settings.config import Config
 from headrace.types import PyTree, Row, TimeStep
@@ -54,7 +55,7 @@ class Parts:
 
     Attributes:
         config: the settings.
-        survey: what the environments look like, and where they are stepped.
+        surveys: what the environments of each id and evaluation look like, and where they are stepped; see ``targets``.
         agent: what is learned.
         lanes: env groups with their inference.
         experience: store and queue.
@@ -66,7 +67,7 @@ class Parts:
     """
 
     config: Config
-    survey: Survey
+    surveys: list[Survey]
     agent: Agent
     lanes: list[Lane]
     experience: Experience
@@ -81,12 +82,17 @@ class Parts:
     @property
     def spec(self) -> EnvSpec:
         """Of the environments."""
-        return self.survey.spec
+        return self.surveys[0].spec
 
     @property
     def steps(self) -> int:
         """Agent steps collected."""
         return sum(lane.steps for lane in self.lanes)
+
+    @property
+    def frames(self) -> int:
+        """Environment frames of these steps."""
+        return sum(lane.steps * lane.group.spec.frame_skip for lane in self.lanes)
 
     @property
     def collected(self) -> bool:
@@ -101,9 +107,15 @@ class Parts:
 
 
 def make_envs(
-    config: Config, survey: Survey, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0
+    config: Config,
+    survey: Survey,
+    num_slots: int,
+    role: Role,
+    first_slot: int = 0,
+    first_life: int = 0,
+    branch: int = 0,
 ) -> EnvGroup:
-    """A group of the run's environments, seeded by their global slot ids from ``first_slot`` on."""
+    """A group of the environments of ``config.env``, of one id, seeded by their global slot ids from ``first_slot`` on."""
     env = config.env
     groups = env.groups if role is Role.TRAIN_ENV else 1
     index = first_slot // num_slots
@@ -116,7 +128,7 @@ def make_envs(
     return make_group(
         env.id,
         num_slots,
-        SlotSeeds(config.seed, role, first_slot, first_life),
+        SlotSeeds(config.seed, role, first_slot, first_life, branch),
         **env_options(config),
         workers=workers,
         batch_size=batch_size,
@@ -170,8 +182,8 @@ def build(
         lane_states: of a checkpoint to be continued; environments whose state is not in it begin new lives.
         stop: how the run is asked to leave.
     """
-    survey = survey_envs(config)
-    spec = survey.spec
+    surveys = survey_targets(config)
+    spec = surveys[0].spec
     agent = build_agent(config.agent, spec, config.build_agent)
     learned = agent.experience
     layout = RangeLayout(learned.length, learned.overlap, learned.context, learned.burn_in)
@@ -181,7 +193,7 @@ def build(
     )
     learner = Learner(agent, config.seed, config.total_steps, config.learner)
     newest = Newest(learner.publish())
-    parts = Parts(config, survey, agent, [], experience, learner, newest, stop=stop or Stop())
+    parts = Parts(config, surveys, agent, [], experience, learner, newest, stop=stop or Stop())
     timeout = config.env.step_timeout_s
     make_inference = _beside_groups(parts) if config.inference.placement == "actor" else _central(parts)
     size = config.env.num_envs // config.env.groups
@@ -189,7 +201,8 @@ def build(
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
-            group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
+            survey = surveys[index % len(config.env.ids)]
+            group = make_envs(of_group(config, index), survey, size, Role.TRAIN_ENV, first_slot, life)
             inference = make_inference(group, np.arange(first_slot, first_slot + size))
             episodes = EpisodeTracker(size, learned.reward_transform)
             parts.lanes.append(

@@ -1,5 +1,7 @@
 """A trained policy, for one unbatched observation at a time, and the evaluation of a run."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ from headrace import spaces
 from headrace.agents.agent import ActInput, Agent, Params
 from headrace.agents.registry import build_agent
 from headrace.checkpoint.tree import unflatten
+from headrace.envs.agree import check_agreement
 from headrace.envs.contract import EnvSpec
 from headrace.errors import ConfigError
 from headrace.inference.actor import Published
@@ -18,7 +21,8 @@ from headrace.inference.slots import Slots, fresh_slots
 from headrace.networks.context import stack_step
 from headrace.runtime.evaluate import Evaluator
 from headrace.runtime.snapshot import open_checkpoints
-from headrace.runtime.survey import env_spec, unmeasured
+from headrace.runtime.survey import env_spec
+from headrace.runtime.targets import elsewhere, of_group, survey_targets
 from headrace.settings.config import Config
 from headrace.settings.fields import replace_fields
 from headrace.types import Progress, PyTree, TimeStep
@@ -152,26 +156,57 @@ def load(run: str | Path, step: int | None = None) -> Policy:
     """
     with open_checkpoints(Path(run)) as (config, checkpointer):
         saved = checkpointer.restore(step).arrays["params"]
-    spec = env_spec(config)
+    spec = env_spec(of_group(config, 0))
     agent = build_agent(config.agent, spec, config.build_agent)
     like = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0))))
     return Policy(config, agent, spec, jax.tree.map(jnp.asarray, unflatten(like, saved)))
 
 
-def evaluate(run: str | Path, episodes: int = 20, seed: int | None = None) -> dict[str, float]:
+def evaluate(
+    run: str | Path,
+    episodes: int = 20,
+    seed: int | None = None,
+    env_id: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
     """Greedy episodes of a run's newest policy, on environments of their own.
 
     Args:
         run: directory of the run.
-        episodes: how many, shared evenly among ``eval.num_envs`` environments.
+        episodes: how many on each of the run's ids and of ``eval.envs``, shared evenly among ``eval.num_envs``
+            environments.
         seed: of the environments; None: the run's.
+        env_id: of another environment to play on instead, whose spaces are those of the run's, with its own time limit.
+        env_kwargs: its arguments; without ``env_id`` other arguments of the run's environment.
 
     Returns:
-        episodes, return_mean, return_std, return_min, return_max, length_mean (raw rewards, steps).
+        episodes, return_mean, return_std, return_min, return_max, length_mean (raw rewards, steps), and
+        ``episode/<name>``, the means of the numbers in the infos of last steps; likewise ``<name>/…`` of each id where the
+        run has several, and of each of ``eval.envs``.
+
+    Raises:
+        ConfigError: another environment has other spaces, or ``env_kwargs`` could be of several.
     """
     if episodes < 1:
         raise ConfigError(f"episodes {episodes}; expected at least 1")
     policy = load(run)
     config = policy.config if seed is None else replace_fields(policy.config, {"seed": seed})
+    spec = policy.spec
+    if env_id is not None or env_kwargs is not None:
+        config = _on_another(config, env_id, env_kwargs or {})
+        spec = env_spec(config)
+        check_agreement(policy.spec, spec, policy.config.env.ids[0], config.env.id)
     published = Published(policy.params, 0, Progress(np.float32(1), np.int32(0)))
-    return Evaluator(config, policy.agent, unmeasured(config, policy.spec)).run(published, episodes).summary()
+    return Evaluator(config, policy.agent, survey_targets(config, spec)).figures(published, episodes)
+
+
+def _on_another(config: Config, env_id: str | None, kwargs: Mapping[str, Any]) -> Config:
+    """``config`` with another environment, or with the run's own under other arguments, and no further evaluations."""
+    if env_id is not None and "," in env_id:
+        raise ConfigError(f"got the id {env_id!r} to evaluate on; expected one id")
+    if env_id is None and len(config.env.ids) > 1:
+        raise ConfigError(f"got arguments for one of {', '.join(config.env.ids)}; give the id as well")
+    env = (
+        replace(config.env, kwargs=dict(kwargs)) if env_id is None else elsewhere(config.env, env_id, kwargs)
+    )
+    return replace(config, eval=replace(config.eval, envs={}), env=env)

@@ -1,7 +1,7 @@
 """The settings of a run: one frozen dataclass a part, nested. Help text stands below each field."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
@@ -11,6 +11,7 @@ from headrace.envs.failures import Bounds, OnBadValue
 from headrace.errors import ConfigError
 from headrace.experience.queue import OnFull
 from headrace.learner.learner import LearnerConfig
+from headrace.settings import several
 from headrace.settings.primitives import JSON_OBJECT
 
 
@@ -19,9 +20,11 @@ class EnvConfig:
     """The environments."""
 
     id: str = "CartPole-v1"
-    """Which one: a Gymnasium id, envpool:ID, gymnax:ID, vector:ID, or my.module:make_env (see `headrace list`)."""
+    """Which one: a Gymnasium id, envpool:ID, gymnax:ID, vector:ID, or my.module:make_env (see `headrace list`). Several,
+    separated by commas, are spread over the groups in turn."""
     kwargs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
-    """Arguments of the environment, as a JSON object: '{"gravity": 9.8}'."""
+    """Arguments of the environment, as a JSON object: '{"gravity": 9.8}'. With several ids: of all of them, or, where every
+    key is one of the ids, an object for each: '{"A-v1": {"size": 3}}'."""
     num_envs: int = 32
     """Training environments (slots), over all groups."""
     groups: int = 2
@@ -52,8 +55,24 @@ class EnvConfig:
     step_timeout_s: float = 60.0
     """A worker in which a step takes longer than this is killed and started anew, seconds; in a thread the run ends."""
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids, one or several."""
+        return tuple(part.strip() for part in self.id.split(","))
+
+    def id_of_group(self, index: int) -> str:
+        """The id of the environments of group ``index``."""
+        return self.ids[index % len(self.ids)]
+
+    def only(self, env_id: str) -> "EnvConfig":
+        """The settings of one of several ids."""
+        if len(self.ids) == 1:
+            return self
+        kwargs = self.kwargs.get(env_id, {}) if several.by_id(self.ids, self.kwargs) else self.kwargs
+        return replace(self, id=env_id, kwargs=kwargs)
+
     def __post_init__(self) -> None:
-        """Refuse groups that do not divide the environments."""
+        """Refuse groups that do not divide the environments, and ids that cannot be spread over them."""
         if (self.workers is not None and self.workers < 0) or self.max_restarts < 0:
             raise ConfigError(
                 f"env.workers {self.workers}, env.max_restarts {self.max_restarts}; expected at least 0 "
@@ -81,6 +100,9 @@ class EnvConfig:
             raise ConfigError(
                 f"env.groups {self.groups} is not a multiple of env.actor_threads {self.actor_threads}; change one of them"
             )
+        several.check_ids(self.ids, self.kwargs)
+        if self.groups % len(self.ids):
+            raise ConfigError(several.groups_needed(self.ids, self.groups, self.num_envs, self.actor_threads))
         if self.step_timeout_s <= 0:
             raise ConfigError(f"env.step_timeout_s {self.step_timeout_s}; expected seconds > 0")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
@@ -145,9 +167,13 @@ class EvalConfig:
     """Episodes of an evaluation, shared evenly among its environments."""
     num_envs: int = 10
     """Environments of an evaluation."""
+    envs: Annotated[dict[str, Any], JSON_OBJECT] = field(default_factory=dict)
+    """Further evaluations by name, on other environments: '{"hard": {"id": "A-v1", "kwargs": {"size": 9}}}', each with
+    `id` and, if need be, `kwargs` and `max_episode_steps`. Each evaluation plays them too, as `eval/NAME/…`."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be shared evenly."""
+        """Refuse what cannot be shared evenly, and evaluations that are not described."""
+        several.check_evaluations(self.envs)
         if self.every_steps < 0 or self.num_envs < 1 or self.episodes < 1:
             raise ConfigError(
                 f"eval.every_steps {self.every_steps}, eval.episodes {self.episodes}, eval.num_envs {self.num_envs}; "
@@ -238,4 +264,8 @@ class Config:
             raise ConfigError(
                 f"inference.min_batch {self.inference.min_batch} is more than env.num_envs {self.env.num_envs}: every batch "
                 f"would wait for its deadline; expected at most all slots"
+            )
+        for name in sorted(set(self.eval.envs) & set(self.env.ids)):
+            raise ConfigError(
+                f"eval.envs {name!r} is an id of env.id, under which its own evaluation goes; rename it"
             )

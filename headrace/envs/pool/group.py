@@ -62,7 +62,8 @@ class PoolGroup:
         bounds = np.linspace(0, n, self.num_workers + 1).astype(int).tolist()
         self._shares = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._budget, self._failures = Budget(n, request.max_restarts), list[Failure]()
-        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_INFOS)
+        self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, n))
+        self._early: dict[int, dict[str, float]] = {}  # infos by slot whose rows were not received yet
         # A slot is ready (its row waits), owed (its row was received, its answer was not), or its worker is at it.
         self._ready, self._owed = np.zeros(n, bool), np.zeros(n, bool)
         self._reborn = np.zeros(n, bool)  # owed, but its life has ended: the answer goes nowhere
@@ -96,6 +97,8 @@ class PoolGroup:
         self._lives[slot_ids] = self._shared.lives[slot_ids]
         self._steps[slot_ids] += ~timestep.first
         self._ready[slot_ids], self._owed[slot_ids] = False, True
+        if self._early:
+            self._infos.extend((s, self._early.pop(s)) for s in slot_ids.tolist() if s in self._early)
         return timestep, slot_ids
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
@@ -214,7 +217,7 @@ class PoolGroup:
                 process.asked += bool(value.due.any())
         elif kind is Kind.NOTES:
             failures, infos = value
-            self._infos.extend((slot + mine.start, numbers) for slot, numbers in infos)
+            self._early |= {slot + mine.start: numbers for slot, numbers in infos}
             for failed in failures:
                 self._budget.take(failed.slot + mine.start, failed.steps)  # as the worker did
                 self._failures.append(failed._replace(slot=failed.slot + mine.start))
