@@ -94,8 +94,11 @@ def test_one_id_has_no_metrics_by_id(tmp_path):
     assert not [name for name in summary if name.startswith("env/")]
 
 
-def test_a_killed_run_of_two_ids_goes_on_exactly(tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_of_two_ids_goes_on_exactly(workers, tmp_path, monkeypatch):
+    """In workers rows wait to be received when a checkpoint is taken, and their infos with them."""
     options = {
+        "env__workers": workers,
         "env__id": f"{DRAWN},{DRAWN_TOO}",
         "total_steps": 240,
         "checkpoint__every_steps": 1,
@@ -232,7 +235,7 @@ def test_other_spaces_are_refused_before_a_directory_is_made(changes, tmp_path):
 def test_a_described_environment_is_made_once_an_id(monkeypatch):
     made = []
     monkeypatch.setattr(
-        "headrace.runtime.parts.describe", lambda env_id, **o: made.append(env_id) or describe(env_id, **o)
+        "headrace.runtime.survey.describe", lambda env_id, **o: made.append(env_id) or describe(env_id, **o)
     )
     parts_of(tiny(env__id=BOTH, eval__envs={"far": {"id": ONE, "kwargs": {"length": 30}}})).close()
     assert made == [ONE, NINE, ONE]

@@ -21,7 +21,7 @@ from headrace.metrics.schema import find
 from headrace.metrics.sinks import MetricsWriter
 from headrace.runtime.driver import Driver
 from headrace.runtime.run import train
-from headrace.seeds import Role, stream_seed
+from headrace.seeds import Role, SlotSeeds, stream_seed
 
 
 class Finals(ScriptedEnv):
@@ -165,6 +165,27 @@ def test_more_slots_than_are_kept_for_nobody_lose_nothing():
             _, slots = group.recv(1.0)
             group.send(np.zeros(len(slots)), slots)
         assert [slot for slot, _ in infos_of(group)] == list(range(300)) and infos_of(group) == []
+        group.close()
+
+
+def test_infos_come_with_their_rows_out_of_workers():
+    """A worker tells infos before their row is ready; meanwhile another's row may be received."""
+    group = make_group(
+        "test_infos:make_finals",
+        2,
+        SlotSeeds(0, Role.TRAIN_ENV),
+        workers=2,
+        batch_size=1,
+        kwargs={"length": 1},
+    )
+    try:
+        for _ in range(300):
+            timestep, slots = group.recv(10.0)
+            assert infos_of(group) == [
+                (slot, {"final": 0.0, "TimeLimit.truncated": 1.0}) for slot in slots[timestep.last]
+            ]
+            group.send(np.zeros(len(slots)), slots)
+    finally:
         group.close()
 
 
