@@ -32,6 +32,7 @@ class Request:
         spec: what ``describe`` said of the environments; None: to be found out.
         num_threads: threads of an environment that has its own; 0 lets it choose.
         first_slot: global id of the group's slot 0, for messages.
+        render: the group should be able to draw, see ``render``; one that cannot ignores it.
     """
 
     env_id: str
@@ -50,6 +51,7 @@ class Request:
     spec: EnvSpec | None = None
     num_threads: int = 0
     first_slot: int = 0
+    render: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no factory could do."""

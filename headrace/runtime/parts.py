@@ -93,9 +93,15 @@ class Parts:
 
 
 def make_envs(
-    config: Config, survey: Survey, num_slots: int, role: Role, first_slot: int = 0, first_life: int = 0
+    config: Config,
+    survey: Survey,
+    num_slots: int,
+    role: Role,
+    first_slot: int = 0,
+    first_life: int = 0,
+    render: bool = False,
 ) -> EnvGroup:
-    """A group of the run's environments, seeded by their global slot ids from ``first_slot`` on."""
+    """A group of the run's environments, to draw with ``render``, seeded by their global slot ids from ``first_slot`` on."""
     env = config.env
     groups = env.groups if role is Role.TRAIN_ENV else 1
     index = first_slot // num_slots
@@ -117,6 +123,7 @@ def make_envs(
         spec=survey.spec,
         num_threads=env.num_threads,
         first_slot=first_slot,
+        render=render,
     )
 
 
@@ -180,7 +187,8 @@ def build(
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
-            group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life)
+            watched = config.video.actors > first_slot
+            group = make_envs(config, survey, size, Role.TRAIN_ENV, first_slot, life, watched)
             slot_ids = np.arange(first_slot, first_slot + size)
             inference = ActorInference(
                 agent, spec, slot_ids, compiled, newest, config.seed, Role.TRAIN_ACTION

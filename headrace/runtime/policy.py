@@ -39,11 +39,15 @@ class PolicyCarry(NamedTuple):
 class Policy:
     """A policy of a run: observations and actions are the environment's own."""
 
-    def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params) -> None:
-        """Made by ``headrace.load``."""
-        self.config, self.agent, self.spec, self.params = config, agent, spec, params
+    def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params, step: int = 0) -> None:
+        """Made by ``headrace.load``; ``step`` names the checkpoint."""
+        self.config, self.agent, self.spec, self.params, self.step = config, agent, spec, params, step
         self._act = jax.jit(self._act_one)
         self._value = jax.jit(self._value_one)
+
+    def published(self) -> Published:
+        """The params as inference takes them, at the end of their run."""
+        return Published(self.params, 0, Progress(np.float32(1), np.int32(0)))
 
     def initial_carry(self) -> PolicyCarry:
         """The carry before an episode."""
@@ -151,11 +155,12 @@ def load(run: str | Path, step: int | None = None) -> Policy:
         RunDirectoryError: it is not a run, or has no such checkpoint.
     """
     with open_checkpoints(Path(run)) as (config, checkpointer):
-        saved = checkpointer.restore(step).arrays["params"]
+        restored = checkpointer.restore(step)
     spec = env_spec(config)
     agent = build_agent(config.agent, spec, config.build_agent)
     like = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0))))
-    return Policy(config, agent, spec, jax.tree.map(jnp.asarray, unflatten(like, saved)))
+    params = jax.tree.map(jnp.asarray, unflatten(like, restored.arrays["params"]))
+    return Policy(config, agent, spec, params, restored.step)
 
 
 def evaluate(run: str | Path, episodes: int = 20, seed: int | None = None) -> dict[str, float]:
@@ -173,5 +178,5 @@ def evaluate(run: str | Path, episodes: int = 20, seed: int | None = None) -> di
         raise ConfigError(f"episodes {episodes}; expected at least 1")
     policy = load(run)
     config = policy.config if seed is None else replace_fields(policy.config, {"seed": seed})
-    published = Published(policy.params, 0, Progress(np.float32(1), np.int32(0)))
-    return Evaluator(config, policy.agent, unmeasured(config, policy.spec)).run(published, episodes).summary()
+    evaluator = Evaluator(config, policy.agent, unmeasured(config, policy.spec))
+    return evaluator.run(policy.published(), episodes).summary()

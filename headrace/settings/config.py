@@ -134,6 +134,33 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class VideoConfig:
+    """Videos during training, under videos/ in the run (needs the video extra)."""
+
+    every: int = 0
+    """Record each time this many steps were learned from; 0: never."""
+    episodes: int = 1
+    """Greedy episodes of a recording, on an environment that never feeds the learner; a file each."""
+    actors: int = 0
+    """Record an episode of each of the first so many training environments too, as they act."""
+
+    def __post_init__(self) -> None:
+        """Refuse recordings of nothing, or at no time."""
+        if min(self.every, self.episodes, self.actors) < 0:
+            raise ConfigError(
+                f"video.every {self.every}, video.episodes {self.episodes}, video.actors {self.actors}; expected at least 0"
+            )
+        if self.every and not self.episodes + self.actors:
+            raise ConfigError(
+                "video.every without video.episodes and video.actors records nothing; set one of them"
+            )
+        if self.actors and not self.every:
+            raise ConfigError(
+                f"video.actors {self.actors} needs video.every: how many steps lie between recordings"
+            )
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Checkpoints of a run."""
 
@@ -203,6 +230,8 @@ class Config:
     """The learner."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation during training."""
+    video: VideoConfig = field(default_factory=VideoConfig)
+    """Videos during training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
     log: LogConfig = field(default_factory=LogConfig)
@@ -212,3 +241,7 @@ class Config:
         """Refuse numbers that cannot be meant."""
         if self.total_steps < 1 or self.seed < 0:
             raise ConfigError(f"total_steps {self.total_steps}, seed {self.seed}; expected at least 1 and 0")
+        if self.video.actors > self.env.num_envs:
+            raise ConfigError(
+                f"video.actors {self.video.actors} is more than env.num_envs {self.env.num_envs}; lower it"
+            )
