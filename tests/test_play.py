@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import psutil
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from helpers import AsyncGroup, ScriptedEnv, tiny
+from painter import STEP, Painter
 from rich.console import Console
 from test_runtime_sync import metrics
 
@@ -34,38 +34,6 @@ from headrace.runtime.video import VideoFile, partial_name
 
 pytest.importorskip("imageio_ffmpeg")
 ADD = VideoFile.add
-STEP = 40
-"""Between the brightness of two frames: more than any encoding loses."""
-
-
-class Painter(ScriptedEnv):
-    """Its picture is one grey, STEP times the step of the episode; its reward is the action."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
-    interrupt_at: int | None = None
-    seeds: list[int] = []  # noqa: RUF012
-
-    def __init__(self, length=5, truncate=False, size=(12, 16), render_mode=None):
-        super().__init__(length, truncate)
-        self.render_mode, self._size = render_mode, size
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            Painter.seeds.append(seed)
-        return super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        if (self._episode, self._t) == (1, Painter.interrupt_at):
-            os.kill(os.getpid(), signal.SIGINT)
-        return observation, float(action), *rest
-
-    def render(self):
-        return np.full((*self._size, 3), STEP * self._t, np.uint8)
-
-
-def make_painter(length=5, truncate=False, size=(12, 16), render_mode=None):
-    return Painter(length, truncate, tuple(size), render_mode)
 
 
 def make_blind():
@@ -155,7 +123,7 @@ def runs(tmp_path_factory):
     """Runs of painters: whose episodes terminate, and whose are truncated."""
     base = tmp_path_factory.mktemp("runs")
     for name, kwargs in {"ends": {"length": 5}, "limit": {"length": 5, "truncate": True}}.items():
-        train(tiny(base / name, env__id="test_play:make_painter", env__kwargs=kwargs, total_steps=64))
+        train(tiny(base / name, env__id="painter:make_painter", env__kwargs=kwargs, total_steps=64))
     return base
 
 
@@ -255,7 +223,8 @@ def seed_of(slot, life):
 
 
 def painters(name, slots=2, **options):
-    return make_group(f"test_play:{name}", slots, seed_of, render=True, **options)
+    module = "painter" if name == "make_painter" else "test_play"
+    return make_group(f"{module}:{name}", slots, seed_of, render=True, **options)
 
 
 def drive(group, recorder, messages):
@@ -369,7 +338,7 @@ def test_pictures_in_grey_and_with_alpha():
 
 VIDEO = {"video__every": 32, "video__episodes": 2, "video__actors": 3, "checkpoint__every_steps": 48}
 PAINT: dict[str, Any] = {
-    "env__id": "test_play:make_painter",
+    "env__id": "painter:make_painter",
     "env__kwargs": {"length": 6},
     "total_steps": 160,
 }
@@ -408,7 +377,7 @@ def test_videos_of_a_run_on_threads(tmp_path):
 
 
 def test_environments_in_worker_processes_are_filmed(tmp_path, handed):
-    paint = PAINT | {"total_steps": 64, "env__workers": 2}
+    paint = PAINT | {"total_steps": 128, "env__workers": 2}
     run = tmp_path / "run"
     train(tiny(run, **paint, **VIDEO | {"video__episodes": 1}))
     names = files(run / "videos")
