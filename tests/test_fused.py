@@ -124,7 +124,7 @@ def test_a_killed_run_goes_on_exactly(options, tmp_path, monkeypatch):
 def test_an_evaluation_drives_the_group_by_itself():
     """Five steps of reward 1 … 5 an episode, whatever the policy."""
     parts = parts_for("counter")
-    evaluation = Evaluator(parts.config, parts.agent, parts.survey).run(parts.newest(), 6)
+    evaluation = Evaluator(parts.config, parts.agent, parts.surveys).run(parts.newest(), 6)
     assert evaluation.returns == [15.0] * 6 and evaluation.lengths == [5] * 6
     parts.close()
 

@@ -31,6 +31,30 @@ class Eval:
 
 
 @dataclass(frozen=True)
+class Play:
+    """Play episodes of a run's policy and show them: as videos, or as they happen."""
+
+    run: tyro.conf.Positional[str]
+    """Directory of the run."""
+    video: str | None = None
+    """An .mp4 or .gif; with several episodes NAME-0.mp4, NAME-1.mp4, … None without --live: RUN/videos/play-STEP.mp4."""
+    episodes: int = 1
+    """Episodes, one after the other on one environment."""
+    seed: int | None = None
+    """Seed of the environment and of exploration; None: the run's."""
+    step: int | None = None
+    """One of the run's checkpoints; None: the newest."""
+    explore: bool = False
+    """Act as in training; --no-explore or --greedy: take the most probable action."""
+    live: bool = False
+    """Show the frames as they come: in a window where there is a display, else in the terminal."""
+    fps: float | None = None
+    """Frames a second; None: as the environment asks, else 30."""
+    json: bool = False
+    """Print one JSON object as the last line of standard output."""
+
+
+@dataclass(frozen=True)
 class List:
     """List agents, presets and environment prefixes."""
 

@@ -1,4 +1,4 @@
-"""The command line: ``headrace train | eval | envs | list | bench``."""
+"""The command line: ``headrace train | eval | play | envs | list | bench``."""
 
 import json
 import logging
@@ -14,6 +14,7 @@ USAGE = """usage: headrace COMMAND …
 
   train PRESET|AGENT   train an agent, or continue a run
   eval RUN             greedy episodes of a run's policy
+  play RUN             episodes of a run's policy as videos, or as they happen
   envs check ID        is an environment of your own fit to be trained on?
   list                 agents, presets and environment prefixes
   bench path | envs    how near the path comes to its rooms alone; environments in worker processes
@@ -38,6 +39,7 @@ def run(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
+        "play": _play,
         "envs": _envs,
         "list": _list,
         "bench": _bench,
@@ -125,6 +127,21 @@ def _eval(words: list[str]) -> int:
     )
     _emit(summary, arguments.json, _table(summary))
     return 0
+
+
+def _play(words: list[str]) -> int:
+    from headrace.cli.commands import Play, parse
+
+    arguments = parse(
+        Play, "headrace play", ["--no-explore" if word == "--greedy" else word for word in words]
+    )
+    from headrace.runtime.play import play
+
+    options = {name: value for name, value in vars(arguments).items() if name not in ("run", "json")}
+    summary = play(arguments.run, **options)
+    signal_number = summary.pop("signal", 0)
+    _emit(summary, arguments.json, _table(summary))
+    return 128 + signal_number if signal_number else 0
 
 
 def _envs(words: list[str]) -> int:

@@ -10,6 +10,7 @@ An ``EnvGroup`` owns ``num_slots`` environments, numbered ``0 … num_slots-1`` 
 - A subset may be answered: where an adapter holds a final *and* a reset observation (same-step autoreset, disabled
   autoreset), it gives the last row with all slots, then the ``first`` rows alone, then steps when every slot
   has an action. The action sent in answer to a last row is ignored.
+- A group that can draw says so as ``render.py`` has it; none needs to.
 - Arrays handed out by ``recv`` are never written again by the group, and arrays passed to ``send`` may be kept.
 
 A group may also have ``take_infos() -> list[(slot, {name: number})]``: the numbers in the infos of the last rows that

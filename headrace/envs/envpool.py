@@ -58,6 +58,7 @@ class EnvPoolGroup:
         spec: see ``EnvSpec``; ``frame_skip`` is that of image environments, 1 for others.
         num_slots: the number of environments.
         limit_truncations: rows that ended truncated so far.
+        renders: whether it was made to draw (some tasks cannot all the same).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class EnvPoolGroup:
         max_episode_steps: int | None = None,
         num_threads: int = 0,
         first_slot: int = 0,
+        render: bool = False,
     ) -> None:
         """Make the pool and start its resets.
 
@@ -81,6 +83,7 @@ class EnvPoolGroup:
             max_episode_steps: the time limit in agent steps; None leaves EnvPool's.
             num_threads: EnvPool's threads; 0 lets it choose.
             first_slot: global id of slot 0, for messages.
+            render: be ready to draw.
 
         Raises:
             EnvironmentIdError: EnvPool is not installed or has no such task.
@@ -90,6 +93,9 @@ class EnvPoolGroup:
         self._first_slot = first_slot
         self._name, self._seed_of, self._life = f"envpool:{task}", seed_of, 0
         settings = dict(kwargs or {})
+        self.renders = render
+        if render:
+            settings["render_mode"] = "rgb_array"
         if max_episode_steps is not None:
             settings["max_episode_steps"] = max_episode_steps
         known = _known_settings(task)
@@ -214,6 +220,19 @@ class EnvPoolGroup:
         if self._sent.all():
             self._pool.send(np.ascontiguousarray(batch), self._all)
             self._sent, self._pending, self._running = np.zeros(self.num_slots, bool), None, True
+
+    def render(self, slot: int) -> Any:
+        """The picture of the slot's last received row; see ``envs.render``.
+
+        Raises:
+            EnvironmentFailure: EnvPool cannot draw the task.
+        """
+        try:
+            return self._pool.render(env_ids=[slot])[0]
+        except Exception as exc:  # whatever EnvPool raises where a task has no picture
+            raise EnvironmentFailure(
+                f"env {self._name}: EnvPool cannot draw this task ({exc}); take a Gymnasium environment of the same game"
+            ) from exc
 
     def run_ids(self) -> np.ndarray:
         """Int64 ``[num_slots]``: the life of each slot, 0 at first."""

@@ -14,7 +14,7 @@ from headrace.envs import checks, rows
 from headrace.envs import gym_state as kept
 from headrace.envs.contract import EnvSpec
 from headrace.envs.failures import BadValueError, Bounds, Budget, Failure, OnBadValue
-from headrace.errors import ConfigError, EnvironmentFailure, WaitTimeoutError
+from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, WaitTimeoutError
 from headrace.spaces import from_gymnasium, to_agent
 from headrace.types import PyTree, TimeStep
 
@@ -373,6 +373,35 @@ class GymGroup:
         """What failed and was begun anew since the last call."""
         taken, self._failures = self._failures, []
         return taken
+
+    @property
+    def renders(self) -> bool:
+        """Whether every environment was made to draw."""
+        return all(env.render_mode == "rgb_array" for env in self._envs)
+
+    @property
+    def render_fps(self) -> float | None:
+        """Frames a second, as the environment's metadata say."""
+        return self._envs[0].metadata.get("render_fps")
+
+    def render(self, slot: int) -> Any:
+        """The picture of the slot's last received row; see ``envs.render``.
+
+        Raises:
+            EnvironmentIdError: a package that draws is missing.
+            EnvironmentFailure: the environment raised.
+        """
+        self._beat[0], self._beat[1] = slot, time.monotonic()
+        try:
+            return self._envs[slot].render()
+        except gym.error.DependencyNotInstalled as exc:
+            raise EnvironmentIdError(
+                f'env {self._name} cannot draw: {exc}; or run: pip install "headrace[video]"'
+            ) from exc
+        except FAILURES as exc:
+            raise self._failure(slot, "render", exc) from exc
+        finally:
+            self._beat[1] = 0.0
 
     def get_state(self) -> dict[str, Any] | None:
         """The actions since each slot's reset; see ``gym_state``. None before the first ``recv``."""

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
 from headrace.envs.gym import MAX_INFOS, frame_skip
-from headrace.errors import ConfigError, EnvironmentFailure, WaitTimeoutError
+from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, WaitTimeoutError
 from headrace.spaces import from_gymnasium
 from headrace.types import PyTree, TimeStep
 
@@ -224,6 +224,32 @@ class VectorGroup:
         taken = list(self._infos)
         self._infos.clear()
         return taken
+
+    @property
+    def renders(self) -> bool:
+        """Whether it was made to draw; with same-step autoreset the end of an episode is gone when it is received."""
+        return self._env.render_mode == "rgb_array" and self._mode is not AutoresetMode.SAME_STEP
+
+    @property
+    def render_fps(self) -> float | None:
+        """Frames a second, as the environment's metadata say."""
+        return self._env.metadata.get("render_fps")
+
+    def render(self, slot: int) -> Any:
+        """The picture of the slot's last received row, with all others drawn in vain; see ``envs.render``.
+
+        Raises:
+            EnvironmentIdError: a package that draws is missing.
+            EnvironmentFailure: the environment raised.
+        """
+        try:
+            return (self._env.render() or ())[slot]
+        except gym.error.DependencyNotInstalled as exc:
+            raise EnvironmentIdError(
+                f'env {self._name} cannot draw: {exc}; or run: pip install "headrace[video]"'
+            ) from exc
+        except Exception as exc:  # whatever a user's environment raises
+            raise self._failure("render", exc) from exc
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
         """Store the answers; see ``EnvGroup.send``. The environment steps when every slot has one."""

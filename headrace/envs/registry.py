@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -168,7 +169,8 @@ def single_maker(request: Request) -> Callable[[], gym.Env]:
     function = _attribute(request.env_id)
     if function is None:
         return _checked(request, lambda: _make_by_id(request))
-    return _checked(request, lambda: _limited(function(**request.kwargs), request.max_episode_steps))
+    make = _drawing(request, function)
+    return _checked(request, lambda: _limited(make(), request.max_episode_steps))
 
 
 def _gym(request: Request) -> EnvGroup:
@@ -181,13 +183,15 @@ def _gym(request: Request) -> EnvGroup:
 def _vector(request: Request) -> EnvGroup:
     """Gymnasium ids as one vector environment: vector:CartPole-v1."""
 
-    def make() -> gym.vector.VectorEnv:
+    def make(**kwargs: Any) -> gym.vector.VectorEnv:
         limit: dict[str, Any] = (
             {} if request.max_episode_steps is None else {"max_episode_steps": request.max_episode_steps}
         )
-        return gym.make_vec(request.target, num_envs=request.num_slots, **limit, **request.kwargs)
+        return gym.make_vec(request.target, num_envs=request.num_slots, **limit, **kwargs)
 
-    return _vectorised(request, lambda: resolve.by_id(request.env_id, request.target, make))
+    return _vectorised(
+        request, lambda: resolve.by_id(request.env_id, request.target, _drawing(request, make))
+    )
 
 
 def _envpool(request: Request) -> EnvGroup:
@@ -200,6 +204,7 @@ def _envpool(request: Request) -> EnvGroup:
         max_episode_steps=request.max_episode_steps,
         num_threads=request.num_threads,
         first_slot=request.first_slot,
+        render=request.render,
     )
 
 
@@ -311,15 +316,19 @@ def _no_threads(request: Request) -> None:
 
 def _make_by_id(request: Request) -> gym.Env:
     # Gymnasium's checker warns and costs time on every step; the group checks what it relies on itself.
-    def make() -> gym.Env:
+    def make(**kwargs: Any) -> gym.Env:
         return gym.make(
-            request.target,
-            max_episode_steps=request.max_episode_steps,
-            disable_env_checker=True,
-            **request.kwargs,
+            request.target, max_episode_steps=request.max_episode_steps, disable_env_checker=True, **kwargs
         )
 
-    return resolve.by_id(request.env_id, request.target, make)
+    return resolve.by_id(request.env_id, request.target, _drawing(request, make))
+
+
+def _drawing(request: Request, make: Callable[..., Any]) -> Callable[[], Any]:
+    """``make`` with the request's kwargs, and ready to draw where that is asked for and it can."""
+    if not request.render:
+        return lambda: make(**request.kwargs)
+    return lambda: resolve.with_render_mode(make, request.kwargs)
 
 
 def _attribute(env_id: str) -> Callable[..., Any] | None:
@@ -362,7 +371,7 @@ def _from_module(request: Request) -> EnvGroup:
                 "vector "
                 "environment made by a callable; give it as the callable's own argument"
             )
-        return _vectorised(request, lambda: function(num_envs=request.num_slots, **request.kwargs))
+        return _vectorised(request, _drawing(request, partial(function, num_envs=request.num_slots)))
     return _single(request)
 
 

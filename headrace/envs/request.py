@@ -33,6 +33,7 @@ class Request:
         num_threads: threads of an environment that has its own; 0 lets it choose.
         first_slot: global id of the group's slot 0, for messages.
         drive_single: what is called in place of ``GymGroup`` to drive single environments in the caller's thread.
+        render: the group should be able to draw, see ``render``; one that cannot ignores it.
     """
 
     env_id: str
@@ -52,6 +53,7 @@ class Request:
     num_threads: int = 0
     first_slot: int = 0
     drive_single: Callable[..., Any] | None = None
+    render: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no factory could do."""

@@ -8,11 +8,13 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
 
+from headrace.envs.render import quieten_sdl
 from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, HeadraceError
 
 # Packages whose import registers ids with Gymnasium: id's beginning -> (module, package on PyPI).
@@ -46,6 +48,22 @@ def by_id(env_id: str, target: str, make: Callable[[], Any]) -> Any:
                 f"env {env_id} comes with a package that is not installed; run: pip install {family[1]}"
             ) from exc
         raise EnvironmentIdError(f"no environment {env_id!r}; {nearest(target, gym.registry)}") from exc
+
+
+def with_render_mode(make: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """``make(**kwargs)`` with ``render_mode="rgb_array"``, or as it is where the environment refuses that."""
+    quieten_sdl()
+    plain = {key: value for key, value in kwargs.items() if key != "render_mode"}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*render_mode")
+            return make(**plain, render_mode="rgb_array")
+    except AssertionError:  # Gymnasium's template asserts that it knows the mode
+        return make(**plain)
+    except TypeError as exc:
+        if "unexpected keyword argument 'render_mode'" not in str(exc):
+            raise
+        return make(**plain)
 
 
 def nearest(name: str, known: Any) -> str:

@@ -2,7 +2,7 @@
 
 config.json   settings as resolved          metrics.jsonl, tensorboard/   metrics
 summary.json  of a finished run             log.txt                       what happened when
-checkpoints/  latest, best, milestones
+checkpoints/  latest, best, milestones    videos/      where any were recorded
 """
 
 import errno
@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "env.bounds",
     "learner.staging",
     "eval.",
+    "video.",
     "checkpoint.",
     "log.",
 )

@@ -17,6 +17,7 @@ from headrace.experience.room import Experience
 from headrace.inference.messages import Inference, Question, Request
 from headrace.metrics.episodes import EpisodeTracker
 from headrace.metrics.meter import Meter
+from headrace.runtime.recorder import See
 from headrace.types import TimeStep
 
 
@@ -59,6 +60,7 @@ class Lane:
         self._run_ids = np.full(group.num_slots, life_offset, np.int64)
         self.received: tuple[Request, np.ndarray] | None = None
         self.pending: tuple[Question, np.ndarray] | None = None
+        self.see: See | None = None  # watches every message, before its answer is sent
         self.steps = 0
         self.restarts = 0
         self.failures = Counter[str]()  # by reason
@@ -79,6 +81,8 @@ class Lane:
         """Wait for the group and write what it says to the store."""
         with self.env_meter.wait_out():
             timestep, ids = self.group.recv(self._timeout_s)
+        if self.see is not None:
+            self.see(timestep, ids)
         run_ids = self.group.run_ids() + self._life_offset
         if not np.array_equal(run_ids, self._run_ids):
             changed = np.flatnonzero(run_ids != self._run_ids).astype(np.int32)

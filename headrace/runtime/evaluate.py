@@ -1,6 +1,6 @@
-"""Greedy episodes on environments that never feed the learner."""
+"""Episodes on environments that never feed the learner."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from headrace.inference.messages import Request
 from headrace.metrics.episodes import Episode, EpisodeTracker
 from headrace.metrics.infos import InfoNames, means
 from headrace.runtime.parts import make_envs
+from headrace.runtime.recorder import See
 from headrace.runtime.survey import Survey
 from headrace.runtime.targets import Target, targets
 from headrace.runtime.watchdog import overdue, step_limit
@@ -54,17 +55,40 @@ def together(evaluations: Iterable[Evaluation]) -> Evaluation:
 
 
 class Cancelled(Exception):
-    """An evaluation was asked to end before it was done."""
+    """An evaluation was asked to end before it was done; ``so_far`` has the episodes that were."""
+
+    def __init__(self, so_far: Evaluation) -> None:
+        self.so_far = so_far
+        super().__init__("cancelled")
 
 
 class Evaluator:
     """Evaluates params of one agent; compiled once. Another thread may ``cancel`` it, and see whether it is ``overdue``."""
 
-    def __init__(self, config: Config, agent: Agent, surveys: Sequence[Survey]) -> None:
-        """``config`` gives the environments (see ``targets``, whose ``surveys`` these are), their number and the seed."""
+    def __init__(
+        self,
+        config: Config,
+        agent: Agent,
+        surveys: Sequence[Survey],
+        *,
+        explore: bool = False,
+        watch: Callable[[EnvGroup], See] | None = None,
+        first_slot: int = 0,
+    ) -> None:
+        """Compile.
+
+        Args:
+            config: gives the environments (see ``targets``), their number and the seed.
+            agent: whose params are evaluated.
+            surveys: of the environments of each target.
+            explore: act as in training, in place of greedily.
+            watch: given the group of each evaluation, made to draw; what it returns sees every message.
+            first_slot: of the streams of random numbers; other slots meet other episodes.
+        """
         self._targets = list(zip(targets(config), surveys, strict=True))
         self._config, self._agent, self._spec = config, agent, surveys[0].spec
-        self._compiled = compile_inference(agent, training=False)
+        self._watch, self._first_slot = watch, first_slot
+        self._compiled = compile_inference(agent, training=explore)
         self._group: EnvGroup | None = None
         self._cancelled = False
 
@@ -74,7 +98,7 @@ class Evaluator:
 
     def overdue(self) -> str | None:
         """What to say of an environment that has been in one step for too long, or None."""
-        return overdue([(self._group, 0)], self._config.env.step_timeout_s)
+        return overdue([(self._group, self._first_slot)], self._config.env.step_timeout_s)
 
     def figures(self, published: Published, episodes: int, number: int = 0) -> dict[str, float]:
         """Evaluate on every id and every named environment in turn, ``episodes`` on each; see ``run``.
@@ -96,7 +120,7 @@ class Evaluator:
         }
 
     def run(self, published: Published, episodes: int, number: int = 0, index: int = 0) -> Evaluation:
-        """Play ``episodes`` greedy episodes.
+        """Play ``episodes`` episodes.
 
         Each environment plays its even share, the first ones an episode more where they do not divide: counting the
         episodes that end first would favour short ones.
@@ -117,33 +141,47 @@ class Evaluator:
         target, survey = self._targets[index]
         with self._envs(num_envs, number, target, survey) as group:
             inference = ActorInference(
-                self._agent, self._spec, np.arange(num_envs), self._compiled, lambda: published,
-                self._config.seed, Role.EVAL_ACTION,
+                self._agent, self._spec, np.arange(num_envs) + self._first_slot, self._compiled,
+                lambda: published, self._config.seed, Role.EVAL_ACTION,
             )  # fmt: skip
+            see = self._watch(group) if self._watch is not None else None
             tracker = EpisodeTracker(num_envs)
             done: list[list[Episode]] = [[] for _ in range(num_envs)]
             while any(len(d) < q for d, q in zip(done, quota, strict=True)):
                 if self._cancelled:
-                    raise Cancelled
+                    raise Cancelled(_evaluation(done, quota))
                 timestep, ids = group.recv(self._config.env.step_timeout_s)
+                if see is not None:
+                    see(timestep, ids)
                 tracker.update(timestep, ids, infos_of(group))
                 for episode in tracker.take():
                     done[episode.slot_id].append(episode)
                 pending = inference.submit(Request(timestep, ids, group.run_ids()[ids]))
                 answer = inference.answer(pending, with_carry=False)
                 group.send(self._agent.to_env(answer.action), ids)
-        kept = [e for d, q in zip(done, quota, strict=True) for e in d[:q]]
-        return Evaluation([e.raw_return for e in kept], [e.length for e in kept], [e.infos for e in kept])
+        return _evaluation(done, quota)
 
     @contextmanager
     def _envs(self, num_envs: int, number: int, target: Target, survey: Survey) -> Iterator[EnvGroup]:
         group = make_envs(
-            target.config, survey, num_envs, Role.EVAL_ENV, first_life=number, branch=target.branch
+            target.config,
+            survey,
+            num_envs,
+            Role.EVAL_ENV,
+            self._first_slot,
+            number,
+            branch=target.branch,
+            render=self._watch is not None,
         )
         self._group = group
         try:
-            with step_limit([(group, 0)], self._config.env.step_timeout_s):
+            with step_limit([(group, self._first_slot)], self._config.env.step_timeout_s):
                 yield group
         finally:
             self._group = None
             group.close()
+
+
+def _evaluation(done: list[list[Episode]], quota: np.ndarray) -> Evaluation:
+    kept = [e for d, q in zip(done, quota, strict=True) for e in d[:q]]
+    return Evaluation([e.raw_return for e in kept], [e.length for e in kept], [e.infos for e in kept])

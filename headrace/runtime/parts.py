@@ -114,8 +114,12 @@ def make_envs(
     first_slot: int = 0,
     first_life: int = 0,
     branch: int = 0,
+    render: bool = False,
 ) -> EnvGroup:
-    """A group of the environments of ``config.env``, of one id, seeded by their global slot ids from ``first_slot`` on."""
+    """A group of the environments of ``config.env``, of one id, seeded by their global slot ids from ``first_slot`` on.
+
+    With ``render`` it is made to draw.
+    """
     env = config.env
     groups = env.groups if role is Role.TRAIN_ENV else 1
     index = first_slot // num_slots
@@ -137,6 +141,7 @@ def make_envs(
         spec=survey.spec,
         num_threads=env.num_threads,
         first_slot=first_slot,
+        render=render,
     )
 
 
@@ -201,8 +206,10 @@ def build(
         for index in range(config.env.groups):
             first_slot = index * size
             life = _first_life(lane_states[index]) if lane_states else 0
-            survey = surveys[index % len(config.env.ids)]
-            group = make_envs(of_group(config, index), survey, size, Role.TRAIN_ENV, first_slot, life)
+            survey, watched = surveys[index % len(config.env.ids)], config.video.actors > first_slot
+            group = make_envs(
+                of_group(config, index), survey, size, Role.TRAIN_ENV, first_slot, life, render=watched
+            )
             inference = make_inference(group, np.arange(first_slot, first_slot + size))
             episodes = EpisodeTracker(size, learned.reward_transform)
             parts.lanes.append(

@@ -43,11 +43,15 @@ class PolicyCarry(NamedTuple):
 class Policy:
     """A policy of a run: observations and actions are the environment's own."""
 
-    def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params) -> None:
-        """Made by ``headrace.load``."""
-        self.config, self.agent, self.spec, self.params = config, agent, spec, params
+    def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params, step: int = 0) -> None:
+        """Made by ``headrace.load``; ``step`` names the checkpoint."""
+        self.config, self.agent, self.spec, self.params, self.step = config, agent, spec, params, step
         self._act = jax.jit(self._act_one)
         self._value = jax.jit(self._value_one)
+
+    def published(self) -> Published:
+        """The params as inference takes them, at the end of their run."""
+        return Published(self.params, 0, Progress(np.float32(1), np.int32(0)))
 
     def initial_carry(self) -> PolicyCarry:
         """The carry before an episode."""
@@ -155,11 +159,12 @@ def load(run: str | Path, step: int | None = None) -> Policy:
         RunDirectoryError: it is not a run, or has no such checkpoint.
     """
     with open_checkpoints(Path(run)) as (config, checkpointer):
-        saved = checkpointer.restore(step).arrays["params"]
+        restored = checkpointer.restore(step)
     spec = env_spec(of_group(config, 0))
     agent = build_agent(config.agent, spec, config.build_agent)
     like = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0))))
-    return Policy(config, agent, spec, jax.tree.map(jnp.asarray, unflatten(like, saved)))
+    params = jax.tree.map(jnp.asarray, unflatten(like, restored.arrays["params"]))
+    return Policy(config, agent, spec, params, restored.step)
 
 
 def evaluate(
@@ -196,8 +201,8 @@ def evaluate(
         config = _on_another(config, env_id, env_kwargs or {})
         spec = env_spec(config)
         check_agreement(policy.spec, spec, policy.config.env.ids[0], config.env.id)
-    published = Published(policy.params, 0, Progress(np.float32(1), np.int32(0)))
-    return Evaluator(config, policy.agent, survey_targets(config, spec)).figures(published, episodes)
+    evaluator = Evaluator(config, policy.agent, survey_targets(config, spec))
+    return evaluator.figures(policy.published(), episodes)
 
 
 def _on_another(config: Config, env_id: str | None, kwargs: Mapping[str, Any]) -> Config:

@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError, RunDirectoryError
 from headrace.experience.room import NoGuard
 from headrace.metrics.panel import Panel
 from headrace.metrics.sinks import MetricsWriter
-from headrace.runtime import snapshot
+from headrace.runtime import snapshot, videos
 from headrace.runtime.book import Book
 from headrace.runtime.directory import as_json, checkpoints, claim, find, write_json
 from headrace.runtime.evaluations import Evaluations
@@ -50,6 +50,7 @@ class _Run:
     checkpointer: Checkpointer
     writer: MetricsWriter
     evaluations: Evaluations
+    videos: videos.Videos
 
     def loop(self) -> None:
         """Train to the end, checkpointing and evaluating on the way."""
@@ -58,6 +59,7 @@ class _Run:
             for finished in updates:
                 self._record(finished)
                 self.evaluations.collect()
+                self.videos.collect()
                 if self.book.due(every):
                     self.checkpoint()
 
@@ -72,6 +74,8 @@ class _Run:
         self.book.record(finished)
         if self.book.due(self.config.eval.every_steps):
             self.evaluations.start()
+        if self.book.due(self.config.video.every):
+            self.videos.start()
 
     def save(self) -> None:
         """Save; the run must be still."""
@@ -156,6 +160,7 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool, stop: St
         config, threading.Condition() if threads else NoGuard(), state["lanes"] if state else None, stop
     )
     stack.callback(parts.close)
+    videos.check(config, parts.surveys[0])
     if restored is None and config.init_from is not None:
         snapshot.init_params_from(parts, config.init_from)
         notes.append(f"started from the params of {config.init_from}")
@@ -180,9 +185,11 @@ def _open(stack: ExitStack, config: Config, path: Path, resuming: bool, stop: St
         book.begin()
     evaluations = Evaluations(config, parts, book)
     stack.callback(evaluations.close)
+    recorded = videos.Videos(config, parts, path, writer.log)
+    stack.callback(recorded.close)
     next_lanes = state["next_lanes"] if state else None
     runner: Runner = ThreadsRunner(parts, next_lanes) if threads else SyncRunner(parts, next_lanes)
-    return _Run(config, parts, runner, book, checkpointer, writer, evaluations)
+    return _Run(config, parts, runner, book, checkpointer, writer, evaluations, recorded)
 
 
 def _newest_checkpoint(path: Path, config: Config, notes: list[str]) -> Restored | None:
@@ -226,6 +233,7 @@ def _leave(run: _Run, path: Path, wall_s: float, signal_number: int | None) -> d
     """Save the end of the run, or where it was stopped, and sum up."""
     if not run.parts.stop.asked:
         run.evaluations.collect(wait=True)
+        run.videos.collect(wait=True)
         if run.book.behind:
             run.book.write_line()
     run.save()

@@ -35,6 +35,11 @@ def of_group(config: Config, index: int) -> Config:
     return replace(config, env=config.env.only(config.env.id_of_group(index)))
 
 
+def first_id(config: Config) -> Config:
+    """``config`` with its first id alone, and no further evaluations."""
+    return replace(of_group(config, 0), eval=replace(config.eval, envs={}))
+
+
 def targets(config: Config) -> list[Target]:
     """What each evaluation plays: the ids trained on, in order, then ``eval.envs``."""
     ids = config.env.ids

@@ -182,6 +182,33 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class VideoConfig:
+    """Videos during training, under videos/ in the run (needs the video extra)."""
+
+    every: int = 0
+    """Record each time this many steps were learned from; 0: never."""
+    episodes: int = 1
+    """Greedy episodes of a recording, on an environment that never feeds the learner; a file each."""
+    actors: int = 0
+    """Record an episode of each of the first so many training environments too, as they act."""
+
+    def __post_init__(self) -> None:
+        """Refuse recordings of nothing, or at no time."""
+        if min(self.every, self.episodes, self.actors) < 0:
+            raise ConfigError(
+                f"video.every {self.every}, video.episodes {self.episodes}, video.actors {self.actors}; expected at least 0"
+            )
+        if self.every and not self.episodes + self.actors:
+            raise ConfigError(
+                "video.every without video.episodes and video.actors records nothing; set one of them"
+            )
+        if self.actors and not self.every:
+            raise ConfigError(
+                f"video.actors {self.actors} needs video.every: how many steps lie between recordings"
+            )
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """Checkpoints of a run."""
 
@@ -251,6 +278,8 @@ class Config:
     """The learner."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation during training."""
+    video: VideoConfig = field(default_factory=VideoConfig)
+    """Videos during training."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
     log: LogConfig = field(default_factory=LogConfig)
@@ -268,4 +297,8 @@ class Config:
         for name in sorted(set(self.eval.envs) & set(self.env.ids)):
             raise ConfigError(
                 f"eval.envs {name!r} is an id of env.id, under which its own evaluation goes; rename it"
+            )
+        if self.video.actors > self.env.num_envs:
+            raise ConfigError(
+                f"video.actors {self.video.actors} is more than env.num_envs {self.env.num_envs}; lower it"
             )

@@ -6,6 +6,7 @@ import selectors
 import time
 import warnings
 from collections import deque
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,28 @@ class PoolGroup:
         taken, self._failures = self._failures, []
         return taken
 
+    @cached_property
+    def _drawing(self) -> tuple[bool, float | None]:
+        return self._ask("drawing", {0: ()})[0]
+
+    @property
+    def renders(self) -> bool:
+        """Whether its environments were made to draw."""
+        return self._drawing[0]
+
+    @property
+    def render_fps(self) -> float | None:
+        """Frames a second, as the environment's metadata say."""
+        return self._drawing[1]
+
+    def render(self, slot: int) -> Any:
+        """The picture of the slot's last received row, when its worker has come to it; see ``GymGroup.render``."""
+        index = next(k for k, mine in enumerate(self._shares) if slot in mine)
+        return self._ask("render", {index: (slot - self._shares[index].start,)})[0]
+
     def get_state(self) -> dict[str, Any] | None:
         """As of a ``GymGroup`` of all slots, whatever the number of workers. Waits until no slot is in a step."""
-        states = self._ask("get_state", [()] * self.num_workers)
+        states = self._ask("get_state", dict.fromkeys(range(self.num_workers), ()))
         if any(state is None for state in states):
             return None
         state = kept.join(states)
@@ -148,7 +168,7 @@ class PoolGroup:
                 f"of {self.spec.name}"
             )
         parts = kept.split(state, [len(mine) for mine in self._shares])
-        replies = self._ask("set_state", [(part,) for part in parts])
+        replies = self._ask("set_state", {index: (part,) for index, part in enumerate(parts)})
         self._lives[:], self._steps[:] = self._shared.lives, state["counts"][1]
         return all(reply.exact for reply in replies)
 
@@ -258,13 +278,14 @@ class PoolGroup:
             else message
         )
 
-    def _ask(self, name: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """What a call gives in each worker. One that is started anew meanwhile is asked again."""
+    def _ask(self, name: str, arguments: dict[int, tuple[Any, ...]]) -> list[Any]:
+        """What a call gives in the workers named. One that is started anew meanwhile is asked again."""
         self._replies, asked = {}, dict[int, int]()
-        while len(self._replies) < self.num_workers:
-            for index, process in enumerate(self._workers):
+        while len(self._replies) < len(arguments):
+            for index, given in arguments.items():
+                process = self._workers[index]
                 if asked.get(index) != process.pid:
-                    process.call(name, *arguments[index])
+                    process.call(name, *given)
                     asked[index] = process.pid
             self._wait()
-        return [self._replies[index] for index in range(self.num_workers)]
+        return [self._replies[index] for index in arguments]

@@ -176,6 +176,14 @@ class _Server:
         self._shared.lives[self._low : self._low + self._group.num_slots] = self._group.run_ids()
         return Resumed(exact, self._group.due)
 
+    def drawing(self) -> tuple[bool, float | None]:
+        """See ``GymGroup.renders`` and ``render_fps``."""
+        return self._group.renders, self._group.render_fps
+
+    def render(self, slot: int) -> Any:
+        """See ``GymGroup.render``."""
+        return self._group.render(slot)
+
     def _publish(self) -> None:
         timestep, slot_ids = self._group.recv(0.0)
         everyone = len(slot_ids) == self._group.num_slots
