@@ -296,7 +296,7 @@ def test_waits_for_a_server_end_with_an_error(lstm_parts, monkeypatch):
 
 def test_grouping_placement_and_order_change_no_slot():
     options = {"env__max_episode_steps": 6, "experience__max_lag": 30, "agent__batch_size": 1}
-    options |= CASES["gru, previous action"]
+    options |= CASES["stack longer than a trajectory"]
     lockstep = parts_of(tiny(**options))
     rows_there, policies = histories(collect(lockstep, 40))
     options |= {"inference__placement": "central", "inference__min_batch": 3, "inference__max_batch": 3}
