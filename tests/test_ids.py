@@ -22,42 +22,9 @@ from headrace.runtime.targets import targets
 from headrace.seeds import Role, stream_seed
 
 ONE, NINE, CART, DRAWN, DRAWN_TOO = (
-    f"test_ids:make_{name}" for name in ("one", "nine", "cart", "drawn", "drawn_too")
+    f"id_envs:make_{name}" for name in ("one", "nine", "cart", "drawn", "drawn_too")
 )
 BOTH = f"{ONE},{NINE}"
-
-
-def make_one(length: int = 1) -> gym.Env:
-    return ScriptedEnv(length)
-
-
-def make_nine(length: int = 9) -> gym.Env:
-    return ScriptedEnv(length)
-
-
-def make_cart(**kwargs: Any) -> gym.Env:
-    return gym.make("CartPole-v1", **kwargs)
-
-
-class Drawn(ScriptedEnv):
-    """Shows what its generator gave at the reset, which is also each step's reward and in its info."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._episode = self.np_random.random()
-        return self._observation(), {"drawn": 7.0}
-
-    def step(self, action: Any) -> Any:
-        observation, _, *ends, _ = super().step(action)
-        return observation, self._episode, *ends, {"drawn": self._episode, "done": True}
-
-
-def make_drawn() -> gym.Env:
-    return Drawn(3)
-
-
-def make_drawn_too() -> gym.Env:
-    return Drawn(5)
 
 
 def lines(run: Path, having: str) -> list[dict[str, Any]]:
@@ -94,20 +61,24 @@ def test_one_id_has_no_metrics_by_id(tmp_path):
     assert not [name for name in summary if name.startswith("env/")]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_of_two_ids_goes_on_exactly(workers, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eval__every_steps": 48, "eval__episodes": 2, "total_steps": 240},
+        pytest.param({"env__workers": 2, "total_steps": 120}, marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_run_of_two_ids_goes_on_exactly(changes, tmp_path, monkeypatch):
     """In workers rows wait to be received when a checkpoint is taken, and their infos with them."""
     options = {
-        "env__workers": workers,
         "env__id": f"{DRAWN},{DRAWN_TOO}",
-        "total_steps": 240,
         "checkpoint__every_steps": 1,
-        "eval__every_steps": 48,
-        "eval__episodes": 2,
+        "log__every_steps": 16,
+        **changes,
     }
     expected = train(tiny(tmp_path / "whole", **options))
     config = tiny(tmp_path / "cut", **options)
-    killed_after(monkeypatch, 9, config)
+    killed_after(monkeypatch, options["total_steps"] // 27, config)
     got = train(config)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
     last = lines(tmp_path / "whole", "episodes")[-1]
@@ -131,7 +102,7 @@ def test_ids_take_turns_over_the_groups_and_h3b_seeds_stay_those_of_the_slot():
 def test_arguments_of_all_or_by_id():
     for kwargs, lengths in (({}, [1, 9]), ({"length": 4}, [4, 4]), ({NINE: {"length": 5}}, [1, 5])):
         parts = parts_of(tiny(env__id=BOTH, env__kwargs=kwargs))
-        assert [lane.group._envs[0]._length for lane in parts.lanes] == lengths
+        assert [lane.group._envs[0].length for lane in parts.lanes] == lengths
         assert [t.config.env.kwargs for t in targets(parts.config)] == [
             kwargs if NINE not in kwargs else kwargs.get(name, {}) for name in (ONE, NINE)
         ]
@@ -265,9 +236,8 @@ def test_each_evaluation_plays_every_id_and_every_name(tmp_path):
         20.0,
     )
     other = evaluate(run, episodes=4, env_id=NINE, env_kwargs={"length": 7})
-    assert (other["return_mean"], other["episodes"]) == (7.0, 4) and not [
-        name for name in other if "/" in name
-    ]
+    assert (other["return_mean"], other["episodes"]) == (7.0, 4)
+    assert [name for name in other if "/" in name] == ["episode/final"]
     with pytest.raises(ConfigError, match="give the id as well"):
         evaluate(run, env_kwargs={"length": 7})
 

@@ -170,23 +170,35 @@ def test_more_slots_than_are_kept_for_nobody_lose_nothing():
 
 def test_infos_come_with_their_rows_out_of_workers():
     """A worker tells infos before their row is ready; meanwhile another's row may be received."""
-    group = make_group(
-        "test_infos:make_finals",
-        2,
-        SlotSeeds(0, Role.TRAIN_ENV),
-        workers=2,
-        batch_size=1,
-        kwargs={"length": 1},
-    )
+    group = make_group("id_envs:make_one", 2, SlotSeeds(0, Role.TRAIN_ENV), workers=2, batch_size=1)
     try:
-        for _ in range(300):
+        for _ in range(1000):
             timestep, slots = group.recv(10.0)
-            assert infos_of(group) == [
-                (slot, {"final": 0.0, "TimeLimit.truncated": 1.0}) for slot in slots[timestep.last]
-            ]
+            assert infos_of(group) == [(slot, {"final": 0.0}) for slot in slots[timestep.last]]
             group.send(np.zeros(len(slots)), slots)
     finally:
         group.close()
+
+
+def test_infos_of_rows_that_nobody_received_come_back_from_a_checkpoint():
+    def made() -> Any:
+        return make_group("id_envs:make_drawn", 2, SlotSeeds(0, Role.TRAIN_ENV), workers=1)
+
+    group, other = made(), made()
+    try:
+        for _ in range(3):
+            _, slots = group.recv(10.0)
+            group.send(np.zeros(2), slots)
+        assert other.set_state(group.get_state())  # the third steps are made, their rows wait
+        timestep, _ = other.recv(10.0)
+        assert timestep.last.all() and [info["done"] for _, info in infos_of(other)] == [1.0, 1.0]
+        group.recv(10.0)
+        group.send(np.zeros(2), slots)
+        assert other.set_state(group.get_state())  # first rows wait: nothing is told twice
+        assert other.recv(10.0)[0].first.all() and infos_of(other) == []
+    finally:
+        group.close()
+        other.close()
 
 
 # EnvPool.
