@@ -106,7 +106,7 @@ class JaxGroup:
                 "steps when every slot was sent an action"
             )
         self.wait(timeout_s)
-        # Copies: what the device holds is given to the next step to write over.
+        # Copies: a program of ``advance`` may donate the rows, and what is handed out is never written again.
         timestep: TimeStep = jax.tree.map(np.array, jax.device_get(self._timestep))
         self._unread = False
         self._steps += ~timestep.first
