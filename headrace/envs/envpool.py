@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
+from headrace.envs.masks import Masks
 from headrace.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -62,6 +63,7 @@ class EnvPoolGroup:
         max_episode_steps: int | None = None,
         num_threads: int = 0,
         first_slot: int = 0,
+        action_mask: str | None = None,
     ) -> None:
         """Make the pool and start its resets.
 
@@ -73,6 +75,7 @@ class EnvPoolGroup:
             max_episode_steps: the time limit in agent steps; None leaves EnvPool's.
             num_threads: EnvPool's threads; 0 lets it choose.
             first_slot: global id of slot 0, for messages.
+            action_mask: ``observation.KEY`` of action masks (see ``masks``); None: there are none.
 
         Raises:
             EnvironmentIdError: EnvPool is not installed or has no such task.
@@ -103,12 +106,17 @@ class EnvPoolGroup:
             raise UnsupportedSpaceError(
                 f"{self._name} takes several actions ({action}); expected one Box or Discrete."
             )
-        self.spec = EnvSpec(
+        observation, action = (
             from_gymnasium(space, "observation space"),
             from_gymnasium(action, "action space"),
-            int(skip),
-            self._name,
         )
+        self._masks = Masks(action_mask, observation, action, name=self._name, first_slot=first_slot)
+        if self._masks.in_info:
+            raise ConfigError(
+                f"{self._name}: got env.action_mask={action_mask!r}; EnvPool's infos hold no masks. Expected "
+                "observation.KEY, a part of its observation, or None"
+            )
+        self.spec = EnvSpec(observation, action, int(skip), self._name, self._masks.spec)
 
     def _space(self, space: Any) -> gym.Space:
         """The observation space, without the axis of a stack of one frame."""
@@ -167,7 +175,9 @@ class EnvPoolGroup:
         spec = self.spec.observation
         value = rows.agent_batch(spec, observation[:, 0] if self._squeeze else observation, self._name)
         checks.check_values(self._name, spec, value, reward, self._all, self._steps, self._first_slot)
-        return TimeStep(value, reward, first, terminated, truncated), self._all.copy()
+        extra = self._masks.blank(self.num_slots)
+        extra = self._masks.complete(extra, value, terminated | truncated, self._all, self._steps)
+        return TimeStep(value, reward, first, terminated, truncated, extra), self._all.copy()
 
     def send(self, action: PyTree, slot_ids: np.ndarray) -> None:
         """Answer slots; see ``EnvGroup.send``. With the last slot's answer the environments start."""

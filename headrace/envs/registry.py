@@ -60,7 +60,14 @@ def make_group(env_id: str, num_slots: int, seed_of: Callable[[int, int], int], 
         ConfigError: a setting the environment does not take.
         EnvironmentFailure: the environment could not be made or reset; its error is the cause.
     """
-    return _make(Request(env_id, env_id, num_slots, seed_of, **options))
+    request = Request(env_id, env_id, num_slots, seed_of, **options)
+    group = _make(request)
+    if request.action_mask is not None and not group.spec.extra:
+        group.close()
+        raise ConfigError(
+            f"env {env_id}: its {type(group).__name__} gives no action masks; leave out env.action_mask"
+        )
+    return group
 
 
 def describe(env_id: str, **options: Any) -> EnvSpec:
@@ -169,6 +176,7 @@ def _envpool(request: Request) -> EnvGroup:
         max_episode_steps=request.max_episode_steps,
         num_threads=request.num_threads,
         first_slot=request.first_slot,
+        action_mask=request.action_mask,
     )
 
 
@@ -188,6 +196,7 @@ def _single(request: Request) -> EnvGroup:
         budget=Budget(request.num_slots, request.max_restarts),
         on_bad_value=request.on_bad_value,
         bounds=request.bounds,
+        action_mask=request.action_mask,
     )
 
 
@@ -216,7 +225,13 @@ def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
             f"expected a gymnasium.vector.VectorEnv of num_envs={request.num_slots}"
         )
     try:
-        return VectorGroup(env, request.seed_of, name=request.env_id, first_slot=request.first_slot)
+        return VectorGroup(
+            env,
+            request.seed_of,
+            name=request.env_id,
+            first_slot=request.first_slot,
+            action_mask=request.action_mask,
+        )
     except BaseException:
         env.close()
         raise

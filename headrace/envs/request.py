@@ -32,6 +32,7 @@ class Request:
         spec: what ``describe`` said of the environments; None: to be found out.
         num_threads: threads of an environment that has its own; 0 lets it choose.
         first_slot: global id of the group's slot 0, for messages.
+        action_mask: ``info.KEY`` or ``observation.KEY``, where action masks come from; None: there are none.
     """
 
     env_id: str
@@ -50,6 +51,7 @@ class Request:
     spec: EnvSpec | None = None
     num_threads: int = 0
     first_slot: int = 0
+    action_mask: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no factory could do."""
