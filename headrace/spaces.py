@@ -176,14 +176,17 @@ def leaves(spec: Spec, path: str = "") -> list[tuple[str, Leaf]]:
 
 
 def names(spec: Spec) -> list[tuple[str, Leaf]]:
-    """The leaves of ``spec`` under the names they have in settings: ``arm.0`` for ``["arm"][0]``, "" for a bare leaf."""
+    """The leaves of ``spec`` under the names they have in settings: ``arm.0`` for ``["arm"][0]``.
+
+    A bare leaf is called ``observation``.
+    """
 
     def walk(part: Spec, path: tuple[str, ...]) -> list[tuple[str, Leaf]]:
         if isinstance(part, dict):
             return [x for k in sorted(part) for x in walk(part[k], (*path, str(k)))]
         if isinstance(part, tuple):
             return [x for i, v in enumerate(part) for x in walk(v, (*path, str(i)))]
-        return [(".".join(path), part)]
+        return [(".".join(path) or "observation", part)]
 
     return walk(spec, ())
 

@@ -24,6 +24,7 @@ from headrace.agents.optim import OptimizerConfig
 from headrace.envs.contract import EnvSpec
 from headrace.errors import ConfigError
 from headrace.networks.actor_critic import ActorCriticOutput, NetworkConfig, actor_critic
+from headrace.networks.encoders import Encoders
 from headrace.networks.network import Input, Network
 from headrace.networks.trajectory import input_of_trajectory, unroll_after_burn_in
 from headrace.ops.distributions import Distribution, distribution, masked
@@ -177,7 +178,12 @@ def impala_loss(config: ImpalaConfig, dist: Distribution, terms: Terms) -> tuple
 
 
 def impala(
-    config: ImpalaConfig, spec: EnvSpec, *, network: Network | None = None, loss: Loss = impala_loss
+    config: ImpalaConfig,
+    spec: EnvSpec,
+    *,
+    network: Network | None = None,
+    encoders: Encoders | None = None,
+    loss: Loss = impala_loss,
 ) -> Agent:
     """The IMPALA agent.
 
@@ -186,14 +192,19 @@ def impala(
         spec: of the environment.
         network: gives ``ActorCriticOutput`` with ``distribution(spec.action, box=config.box_policy).size`` policy
             parameters, in place of the one that ``config.network`` describes.
+        encoders: of one's own for parts of the observation (``networks.encoders``), beside ``config.network.encoders``.
         loss: what is minimised.
 
     Raises:
-        ConfigError: burn-in with a network without recurrence.
+        ConfigError: burn-in with a network without recurrence, encoders beside a network, or encoders that do not fit.
     """
     dist = distribution(spec.action, box=config.box_policy)
     if network is None:
-        network = actor_critic(config.network, spec.observation, spec.action, dist.size)
+        network = actor_critic(config.network, spec.observation, spec.action, dist.size, encoders or {})
+    elif encoders:
+        raise ConfigError(
+            "impala: got a network and encoders; encoders belong to the built-in network, pass one of them"
+        )
     if config.burn_in and not jax.tree.leaves(jax.eval_shape(lambda: network.initial_carry(1))):
         raise ConfigError(
             f"burn_in {config.burn_in} with a network without recurrence; set network.core or burn_in 0"

@@ -156,11 +156,12 @@ def _flat(group: EnvGroup, action: PyTree) -> list[np.ndarray]:
 
 
 def _copy(group: EnvGroup, timestep: TimeStep) -> TimeStep:
-    return TimeStep(
-        rows.copied(group.spec.observation, timestep.observation),
-        *(np.array(x) for x in timestep[1:5]),
-        extra=rows.copied(group.spec.extra, timestep.extra),
+    spec = group.spec
+    observation, extra = (
+        rows.copied(s, x) for s, x in ((spec.observation, timestep.observation), (spec.extra, timestep.extra))
     )
+    reward, first, terminated, truncated = (np.array(x) for x in timestep[1:5])
+    return TimeStep(observation, reward, first, terminated, truncated, extra)
 
 
 def _state(make: Callable[[], EnvGroup], group: EnvGroup, steps: int, seed: int) -> list[Finding]:

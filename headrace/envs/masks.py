@@ -206,7 +206,7 @@ def convert(
 def _leaf(leaf: Leaf, value: Any, lead: tuple[int, ...], free: Any, path: str) -> PyTree:
     sizes = _sizes(leaf)
     if not sizes:
-        if value is not None and not isinstance(value, tuple):
+        if value is not None and not (isinstance(value, tuple) and not value):
             raise MaskError(f"{path} masks a {type(leaf).__name__.removesuffix('Spec')}; expected None there")
         return ()
     out = np.ones((*lead, sum(sizes)), np.bool_)
