@@ -1,6 +1,6 @@
 """Encoders of a user's own: which leaf of the observation goes to which, and whether they fit it.
 
-An encoder is made by ``make(leaf, context, rngs)`` and is a module with ``out_features``. It takes ``[rows, *leaf.shape]`` in
+An encoder is made by ``make(leaf, context, rngs)``, a module with ``out_features``. It takes ``[rows, *leaf.shape]`` in
 the agent's type (uint8 images stay uint8), or ``[rows, context + 1, *leaf.shape]`` where frames are stacked, and gives
 floats ``[rows, out_features]``.
 """
