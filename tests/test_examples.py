@@ -11,10 +11,16 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ARGUMENTS = {
     "own_environment": ["--total-steps", "3000"],
+    "own_encoder": ["--total-steps", "2000"],
     "own_network": ["--total-steps", "2000"],
     "own_loss": ["--total-steps", "2000", "--seeds", "1"],
 }
-FOLDERS = {"own_environment": EXAMPLES.parent, "own_network": EXAMPLES, "own_loss": EXAMPLES.parent}
+FOLDERS = {
+    "own_environment": EXAMPLES.parent,
+    "own_encoder": EXAMPLES.parent,
+    "own_network": EXAMPLES,
+    "own_loss": EXAMPLES.parent,
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +69,11 @@ def test_own_environment(printed: dict[str, list[str]]) -> None:
 def test_own_network(printed: dict[str, list[str]]) -> None:
     lines = printed["own_network"]
     assert [line.split(",")[0] for line in lines] == ["built-in network", "own network"]
+
+
+def test_own_encoder(printed: dict[str, list[str]]) -> None:
+    lines = printed["own_encoder"]
+    assert [line.split(",")[0] for line in lines] == ["built-in encoder", "own encoder"]
 
 
 def test_own_loss(printed: dict[str, list[str]]) -> None:

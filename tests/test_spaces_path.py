@@ -158,25 +158,6 @@ def _own_dtype(leaf, value):
     assert isinstance(value, int) or np.asarray(value).dtype == leaf.env_dtype, (leaf, value)
 
 
-def test_an_update_on_a_nested_space_is_finite(monkeypatch):
-    """And π is μ where nothing was learned since."""
-    monkeypatch.setitem(KINDS, "part", PARTS["nested"])
-    changes = {"agent__network__prev_action_reward": True, "agent__box_policy": "tanh_normal"}
-    parts, envs = path_of(monkeypatch, "make_recorder", "part", **changes)
-    try:
-        (batch,) = collect(parts, 1)
-        params = jax.device_get(parts.learner.state.params)
-        learned = parts.learner.dispatch(batch)
-        metrics = parts.learner.read(learned)
-        assert metrics["rho_clipped"] == pytest.approx(1.0, abs=1e-5) and abs(metrics["kl"]) < 1e-6
-        new = jax.device_get(parts.learner.state.params)
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(new))
-        assert any((a != b).any() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(new), strict=True))
-        assert all(env.wrong == [] for env in envs)
-    finally:
-        parts.close()
-
-
 H1 = Box(np.array([-2, 0], F32), np.array([0, 10], F32))
 
 
