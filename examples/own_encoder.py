@@ -1,16 +1,16 @@
-"""Bring an encoder of your own for a part of the observation: places as tiles of a board.
+r"""Bring an encoder of your own for a part of the observation: places as tiles of a board.
 
     python examples/own_encoder.py                # about half a minute on two cores
 
-The task is the lamp room of ``own_environment.py``, whose places are pairs of numbers. The built-in network puts all numbers
-into one perceptron. Here each place goes through a module of ours first, which makes of it what a Discrete would have been: one
-unit for each row and column of the room.
+The task is the lamp room of ``own_environment.py``, whose places are pairs of numbers. The built-in network
+puts all numbers into one perceptron. Here each place goes through a module of ours first, which makes of it
+what a Discrete would have been: one unit for each row and column of the room.
 
 The setting ``agent.network.encoders`` names for each part of the observation what makes its encoder; parts that it does not
 name keep the built-in one. A part inside a Tuple or Dict is named with dots (``arm.0``), an observation without parts
 ``observation``. On the command line, in this folder, the same run is
 
-    headrace train cartpole --env.id own_environment:make --total-steps 60000 \\
+    headrace train cartpole --env.id own_environment:make --total-steps 60000 \
         --agent.network.encoders '{"me": "own_encoder:Tiles", "lamp": "own_encoder:Tiles"}'
 
 From Python a function may be given in place of its name, and a predicate over specs in place of a part's:

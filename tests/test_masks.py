@@ -275,11 +275,36 @@ class Lenient(Masked):
 def test_masks_keep_the_contract_and_continue_exactly(source):
     make = lambda: GymGroup(Lenient, 2, seed_of, name="lenient", action_mask=source)  # noqa: E731
     assert check_group(make, steps=30) == []
-    for steps in (1, 4, 6):  # with a first row that waits, after an end, in an episode
+    for steps in (1, 4, 6):  # at its start, after an end, in an episode
         one, other = make(), make()
         rows_of(one, steps)
         assert other.set_state(one.get_state())
         np.testing.assert_equal(rows_of(one, 9), rows_of(other, 9))
+
+
+def test_the_mask_of_a_first_row_that_waits_is_there_after_a_resume():
+    class Blind(Lenient):
+        """Shows nothing of its state, and of its episodes only those with a seed can be replayed."""
+
+        def reset(self, *, seed=None, options=None):
+            self._np_random = np.random.default_rng() if seed is None else None
+            return self.hidden(*super().reset(seed=seed))
+
+        def step(self, action):
+            observation, _, terminated, truncated, info = super().step(action)
+            observation, info = self.hidden(observation, info)
+            return observation, 0.0, terminated, truncated, info
+
+        def hidden(self, observation, info):
+            return jax.tree.map(np.zeros_like, observation), info
+
+    make = lambda: GymGroup(Blind, 2, seed_of, name="blind", action_mask="info.action_mask")  # noqa: E731
+    one, other, third = make(), make(), make()
+    rows_of(one, 6)  # in the second episode
+    assert not other.set_state(one.get_state())  # new lives, whose first rows wait
+    third._first_extra["action_mask"]["b"][:] = False
+    assert third.set_state(other.get_state())
+    np.testing.assert_equal(rows_of(other, 3), rows_of(third, 3))
 
 
 def test_an_extra_of_another_form_is_found():
