@@ -89,19 +89,25 @@ def from_gymnasium(space: gym.Space, path: str = "space") -> Spec:
         path: name of the space, used in messages.
 
     Raises:
-        UnsupportedSpaceError: a space of another kind; names the path to it.
+        UnsupportedSpaceError: a space of another kind, one that holds nothing (an empty Dict, a Box of shape
+            ``(0,)``), or a Dict whose keys have no order; names the path to it.
     """
     match space:
         case gym.spaces.Dict():
-            return {k: from_gymnasium(v, f"{path}[{k!r}]") for k, v in space.spaces.items()}
+            _refuse_unordered(space, path)
+            return {
+                k: from_gymnasium(v, f"{path}[{k!r}]") for k, v in _filled(space.spaces, space, path).items()
+            }
         case gym.spaces.Tuple():
-            return tuple(from_gymnasium(v, f"{path}[{i}]") for i, v in enumerate(space.spaces))
+            parts = enumerate(_filled(space.spaces, space, path))
+            return tuple(from_gymnasium(v, f"{path}[{i}]") for i, v in parts)
         case gym.spaces.Box():
-            return _box(space, path)
+            return _box(_filled(space, space, path), path)
         case gym.spaces.Discrete():
-            return DiscreteSpec(int(space.n), int(space.start), np.dtype(space.dtype))
+            return DiscreteSpec(_counted(space.n, path), int(space.start), np.dtype(space.dtype))
         case gym.spaces.MultiDiscrete():
-            nvec, start = (tuple(int(n) for n in np.ravel(a)) for a in (space.nvec, space.start))
+            nvec = tuple(_counted(n, path) for n in _filled(np.ravel(space.nvec), space, path))
+            start = tuple(int(n) for n in np.ravel(space.start))
             return MultiDiscreteSpec(nvec, start, tuple(space.nvec.shape), np.dtype(space.dtype))
         case gym.spaces.MultiBinary():
             return MultiBinarySpec(tuple(space.shape), np.dtype(space.dtype))
@@ -109,6 +115,31 @@ def from_gymnasium(space: gym.Space, path: str = "space") -> Spec:
         f"{path} is a {type(space).__name__}; expected Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple "
         f"of them. Convert it in a wrapper (gymnasium.ObservationWrapper or ActionWrapper)."
     )
+
+
+def _filled(parts: Any, space: gym.Space, path: str) -> Any:
+    """``parts``, unless there are none."""
+    if 0 in np.shape(parts) if isinstance(parts, gym.spaces.Box | np.ndarray) else not len(parts):
+        raise UnsupportedSpaceError(f"{path} is {space}, which holds nothing; leave it out of the space.")
+    return parts
+
+
+def _counted(n: Any, path: str) -> int:
+    if int(n) > np.iinfo(np.int32).max:
+        raise UnsupportedSpaceError(
+            f"{path} has {n} categories; expected at most 2**31 - 1 (they are int32)."
+        )
+    return int(n)
+
+
+def _refuse_unordered(space: gym.spaces.Dict, path: str) -> None:
+    try:
+        sorted(space.spaces)
+    except TypeError as exc:
+        raise UnsupportedSpaceError(
+            f"{path} is a Dict with the keys {', '.join(map(repr, space.spaces))}, which cannot be sorted; "
+            "expected keys of one kind, such as strings."
+        ) from exc
 
 
 _AGENT_DTYPE = {"f": np.float32, "b": np.bool_}
@@ -145,6 +176,22 @@ def leaves(spec: Spec, path: str = "") -> list[tuple[str, Leaf]]:
     return [(path, spec)]
 
 
+def names(spec: Spec) -> list[tuple[str, Leaf]]:
+    """The leaves of ``spec`` under the names they have in settings: ``arm.0`` for ``["arm"][0]``.
+
+    A bare leaf is called ``observation``.
+    """
+
+    def walk(part: Spec, path: tuple[str, ...]) -> list[tuple[str, Leaf]]:
+        if isinstance(part, dict):
+            return [x for k in sorted(part) for x in walk(part[k], (*path, str(k)))]
+        if isinstance(part, tuple):
+            return [x for i, v in enumerate(part) for x in walk(v, (*path, str(i)))]
+        return [(".".join(path) or "observation", part)]
+
+    return walk(spec, ())
+
+
 def zeros(spec: Spec, batch: tuple[int, ...] = ()) -> PyTree:
     """Zero arrays in the agent's types with leading axes ``batch``."""
     return map_leaves(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), spec)
@@ -168,10 +215,11 @@ def to_agent(spec: Spec, value: PyTree) -> PyTree:
 def _leaf_to_agent(leaf: Leaf, value: Array) -> Array:
     value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
-        return (value - leaf.start if leaf.start else value).astype(leaf.dtype, copy=False)
+        # In int64: a start may lie outside the space's own dtype, as −1 does of uint8.
+        return (value.astype(np.int64) - leaf.start if leaf.start else value).astype(leaf.dtype, copy=False)
     if isinstance(leaf, MultiDiscreteSpec):
         flat = value.reshape(*value.shape[: value.ndim - len(leaf.env_shape)], len(leaf.nvec))
-        return (flat - np.asarray(leaf.start)).astype(leaf.dtype, copy=False)
+        return (flat.astype(np.int64) - np.asarray(leaf.start)).astype(leaf.dtype, copy=False)
     if leaf.dtype == np.int32 and leaf.env_dtype != np.int32:
         info = np.iinfo(np.int32)
         if value.size and (value.min() < info.min or value.max() > info.max):
@@ -193,9 +241,11 @@ def to_env(spec: Spec, value: PyTree) -> PyTree:
 def _leaf_to_env(leaf: Leaf, value: Array) -> Array:
     value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
-        return (value + leaf.start if leaf.start else value).astype(leaf.env_dtype, copy=False)
+        return (value.astype(np.int64) + leaf.start if leaf.start else value).astype(
+            leaf.env_dtype, copy=False
+        )
     if isinstance(leaf, MultiDiscreteSpec):
-        shifted = (value + np.asarray(leaf.start)).astype(leaf.env_dtype, copy=False)
+        shifted = (value.astype(np.int64) + np.asarray(leaf.start)).astype(leaf.env_dtype, copy=False)
         return shifted.reshape(*value.shape[:-1], *leaf.env_shape)
     if isinstance(leaf, BoxSpec):
         return namespace(value).clip(value, leaf.low, leaf.high).astype(leaf.env_dtype, copy=False)

@@ -15,6 +15,8 @@ Array: TypeAlias = Any
 """A NumPy or JAX array."""
 PyTree: TypeAlias = Any
 """Any nesting of dicts and tuples over arrays."""
+ACTION_MASK = "action_mask"
+"""The key of masks in ``TimeStep.extra``: what may be chosen, in the form of ``envs.masks``."""
 
 
 class TimeStep(NamedTuple):

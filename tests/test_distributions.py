@@ -12,7 +12,8 @@ from twins import log_softmax, tanh_normal_entropy, tanh_normal_log_prob
 from headrace import spaces
 from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.ops import families, normals
-from headrace.ops.distributions import distribution, mask_logits
+from headrace.ops.distributions import distribution
+from headrace.ops.families import mask_logits
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # tensorflow_probability uses deprecated JAX names

@@ -156,9 +156,6 @@ def imports_of(tree: ast.AST) -> set[str]:
 
 
 IMPURE = {"threading", "time", "logging", "os"}
-# A user's module is found in the working directory, which is asked of the operating system when an agent is built;
-# nothing that is compiled or called in a step comes by there.
-EXCEPTED = {"headrace/agents/registry.py": {"os"}}
 PURE = [
     *(p for p in MODULES if p.relative_to(SOURCE).parts[0] in ("ops", "networks", "agents")),
     SOURCE / "experience" / "store.py",
@@ -168,7 +165,7 @@ PURE = [
 
 @pytest.mark.parametrize("path", PURE, ids=name_of)
 def test_pure_folders_know_no_threads_clocks_or_files(path: Path) -> None:
-    assert imports_of(ast.parse(path.read_text())) & IMPURE == EXCEPTED.get(name_of(path), set())
+    assert imports_of(ast.parse(path.read_text())) & IMPURE == set()
 
 
 def test_the_import_check_can_fail() -> None:

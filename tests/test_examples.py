@@ -11,12 +11,14 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ARGUMENTS = {
     "own_environment": ["--total-steps", "3000"],
+    "own_encoder": ["--total-steps", "2000"],
     "own_network": ["--total-steps", "2000"],
     "own_loss": ["--total-steps", "2000", "--seeds", "1"],
     "two_ids": ["--total-steps", "17000"],
 }
 FOLDERS = {
     "own_environment": EXAMPLES.parent,
+    "own_encoder": EXAMPLES.parent,
     "own_network": EXAMPLES,
     "own_loss": EXAMPLES.parent,
     "two_ids": EXAMPLES,
@@ -78,6 +80,11 @@ def test_two_ids(printed: dict[str, list[str]]) -> None:
 def test_own_network(printed: dict[str, list[str]]) -> None:
     lines = printed["own_network"]
     assert [line.split(",")[0] for line in lines] == ["built-in network", "own network"]
+
+
+def test_own_encoder(printed: dict[str, list[str]]) -> None:
+    lines = printed["own_encoder"]
+    assert [line.split(",")[0] for line in lines] == ["built-in encoder", "own encoder"]
 
 
 def test_own_loss(printed: dict[str, list[str]]) -> None:

@@ -38,6 +38,49 @@ def test_cartpole_improves(tmp_path, runtime):
     assert headrace.evaluate(tmp_path / "run", episodes=10)["return_mean"] > 100
 
 
+HYBRID = {
+    "env.id": "learning_envs:Hybrid",
+    "env.groups": 1,
+    "agent.box_policy": "tanh_normal",
+    "agent.discount": 0.5,
+    "agent.batch_size": 8,
+    "agent.unroll_length": 10,
+    "agent.entropy_cost": 0.003,
+    "agent.optimizer.learning_rate": 2e-3,
+    "agent.optimizer.eps": 1e-5,
+}
+
+
+def outside():
+    """Actions that were not in their space, of all environments made; and steps, that it is known to count."""
+    from learning_envs import Hybrid
+
+    total = sum(env.outside for env in Hybrid.made), sum(env.steps for env in Hybrid.made)
+    Hybrid.made.clear()
+    return total
+
+
+def test_hybrid_actions_of_nested_spaces_improve(tmp_path, here_importable):
+    """At best 10; a random policy gets 2.9, and one trained with the wrong sign less."""
+    changes = quiet(tmp_path / "run", runtime="sync", total_steps=12_000, **HYBRID)
+    summary = headrace.train(headrace.config("impala", **changes))
+    assert summary["return_mean"] > 4.5
+    wrong, steps = outside()
+    assert wrong == 0 and steps >= 12_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hybrid_actions_of_nested_spaces_are_learned(tmp_path, here_importable, seed):
+    """80 % of the maximum within 150,000 steps, and no action outside of its space."""
+    changes = quiet(tmp_path / "run", seed=seed, total_steps=150_000, **HYBRID)
+    headrace.train(headrace.config("impala", **changes))
+    assert headrace.evaluate(tmp_path / "run", episodes=50)["return_mean"] >= 8.0
+    wrong, steps = outside()
+    assert wrong == 0 and steps >= 150_000
+
+
 def headrace_command(*words):
     command = [sys.executable, "-m", "headrace.cli.main", *map(str, words), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)

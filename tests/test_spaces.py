@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Text, Tuple
 
 from headrace import spaces
 from headrace.errors import UnsupportedSpaceError
@@ -49,7 +49,9 @@ def test_specs_of_all_kinds():
         ("int16", "int16"),
         ("uint16", "uint16"),
         ("int32", "int32"),
+        ("int8", "int8"),
         ("uint32", "int32"),
+        ("uint64", "int32"),
         ("int64", "int32"),
         ("bool", "bool"),
     ],
@@ -107,6 +109,28 @@ def _has_form(leaf, value):
     assert value.shape == (1, *leaf.shape) and value.dtype == leaf.dtype
 
 
+def test_names_of_leaves():
+    assert [name for name, _ in spaces.names(spaces.from_gymnasium(NESTED))] == [
+        "bits",
+        "image",
+        "pair.0",
+        "pair.1",
+        "state",
+    ]
+    assert [name for name, _ in spaces.names(spaces.from_gymnasium(Discrete(2)))] == ["observation"]
+
+
+def test_starts_outside_the_dtypes_in_between():
+    far = spaces.from_gymnasium(Discrete(3, start=2**40))
+    assert spaces.to_env(far, np.array([2], np.int32)).tolist() == [2**40 + 2]
+    assert spaces.to_agent(far, np.array([2**40 + 1])).tolist() == [1]
+    low = spaces.from_gymnasium(MultiDiscrete([2, 3], start=[-1, -128], dtype=np.int8))
+    value = spaces.to_agent(low, np.array([[0, -126]], np.int8))
+    assert value.tolist() == [[1, 2]] and spaces.to_env(low, value).tolist() == [[0, -126]]
+    byte = spaces.from_gymnasium(MultiDiscrete([200, 2], start=[50, 0], dtype=np.uint8))
+    assert spaces.to_env(byte, np.array([[199, 1]], np.int32)).tolist() == [[249, 1]]
+
+
 def test_zeros_have_the_form_of_observations():
     spec = spaces.from_gymnasium(NESTED)
     zeros = spaces.zeros(spec, (2, 5))
@@ -120,6 +144,13 @@ def test_zeros_have_the_form_of_observations():
         (Dict({"a": Tuple((Discrete(2), Text(3)))}), r"space\['a'\]\[1\] is a Text"),
         (Graph(Box(0, 1, (1,)), None), "space is a Graph"),
         (gym.spaces.Sequence(Discrete(2)), "space is a Sequence"),
+        (Tuple((OneOf([Discrete(2), Box(0, 1)]),)), r"space\[0\] is a OneOf"),
+        (Dict({"a": Dict()}), r"space\['a'\] is Dict\(\), which holds nothing; leave it out"),
+        (Tuple(()), r"space is Tuple\(\), which holds nothing"),
+        (Tuple((Discrete(2), Box(0, 1, (2, 0)))), r"space\[1\] is Box\(.*which holds nothing"),
+        (MultiDiscrete([]), "which holds nothing"),
+        (Dict({1: Discrete(2), "a": Discrete(2)}), "a Dict with the keys 1, 'a', which cannot be sorted"),
+        (Discrete(2**40), r"space has 1099511627776 categories; expected at most 2\*\*31"),
     ],
 )
 def test_unsupported_spaces_are_named_by_their_path(space, message):

@@ -24,9 +24,10 @@ from headrace.agents.optim import OptimizerConfig
 from headrace.envs.contract import EnvSpec
 from headrace.errors import ConfigError
 from headrace.networks.actor_critic import ActorCriticOutput, NetworkConfig, actor_critic
+from headrace.networks.encoders import Encoders
 from headrace.networks.network import Input, Network
 from headrace.networks.trajectory import input_of_trajectory, unroll_after_burn_in
-from headrace.ops.distributions import Distribution, distribution
+from headrace.ops.distributions import Distribution, distribution, masked
 from headrace.ops.rewards import reward_transform
 from headrace.ops.vtrace import VTrace, vtrace
 from headrace.types import Array, Progress, PyTree, Trajectory, transition_masks
@@ -126,7 +127,7 @@ class Terms(NamedTuple):
     """What a loss is made from, rows of transitions ``[T, B]`` after burn-in.
 
     Attributes:
-        policy: distribution parameters of π ``[T, B, P]``.
+        policy: distribution parameters of π ``[T, B, P]``, under the rows' action masks where there are any.
         behaviour: of μ ``[T, B, P]``.
         action: ``[T, B, ...]``.
         value: V(x_k) ``[T, B]``.
@@ -177,7 +178,12 @@ def impala_loss(config: ImpalaConfig, dist: Distribution, terms: Terms) -> tuple
 
 
 def impala(
-    config: ImpalaConfig, spec: EnvSpec, *, network: Network | None = None, loss: Loss = impala_loss
+    config: ImpalaConfig,
+    spec: EnvSpec,
+    *,
+    network: Network | None = None,
+    encoders: Encoders | None = None,
+    loss: Loss = impala_loss,
 ) -> Agent:
     """The IMPALA agent.
 
@@ -186,14 +192,19 @@ def impala(
         spec: of the environment.
         network: gives ``ActorCriticOutput`` with ``distribution(spec.action, box=config.box_policy).size`` policy
             parameters, in place of the one that ``config.network`` describes.
+        encoders: of one's own for parts of the observation (``networks.encoders``), beside ``config.network.encoders``.
         loss: what is minimised.
 
     Raises:
-        ConfigError: burn-in with a network without recurrence.
+        ConfigError: burn-in with a network without recurrence, encoders beside a network, or encoders that do not fit.
     """
     dist = distribution(spec.action, box=config.box_policy)
     if network is None:
-        network = actor_critic(config.network, spec.observation, spec.action, dist.size)
+        network = actor_critic(config.network, spec.observation, spec.action, dist.size, encoders or {})
+    elif encoders:
+        raise ConfigError(
+            "impala: got a network and encoders; encoders belong to the built-in network, pass one of them"
+        )
     if config.burn_in and not jax.tree.leaves(jax.eval_shape(lambda: network.initial_carry(1))):
         raise ConfigError(
             f"burn_in {config.burn_in} with a network without recurrence; set network.core or burn_in 0"
@@ -236,16 +247,17 @@ def _input(x: ActInput) -> Input:
 
 
 def _act(network: Network, dist: Distribution) -> Callable[..., tuple[tuple[PyTree, PyTree], PyTree]]:
-    """Sample where ``explore`` is above 0, else the mode; extras are the behaviour distribution's parameters."""
+    """Sample where ``explore`` is above 0, else the mode; extras are the behaviour distribution's parameters, masked."""
 
     def act(params: PyTree, carry: PyTree, x: ActInput, keys: Array) -> tuple[tuple[PyTree, PyTree], PyTree]:
         out, carry = network.step(params, _input(x), carry)
-        sampled = jax.vmap(dist.sample)(out.policy, keys)
-        greedy = dist.mode(out.policy)
+        policy = masked(dist, out.policy, x.timestep.extra)
+        sampled = jax.vmap(dist.sample)(policy, keys)
+        greedy = dist.mode(policy)
         action = jax.tree.map(
             lambda s, g: jnp.where(x.explore.reshape(-1, *[1] * (s.ndim - 1)) > 0, s, g), sampled, greedy
         )
-        return (action, out.policy), carry
+        return (action, policy), carry
 
     return act
 
@@ -288,7 +300,8 @@ def _terms(
     """Rows and outputs ``[T+1, B]`` as the terms of transitions ``[T, B]``."""
     action, behaviour = jax.tree.map(lambda x: x[:-1], (rows.action, rows.extras))
     discount_t, valid = transition_masks(rows.timestep, config.discount)
-    policy, value = out.policy[:-1], out.value[:-1]
+    extra = jax.tree.map(lambda x: x[:-1], rows.timestep.extra)
+    policy, value = masked(dist, out.policy[:-1], extra), out.value[:-1]
     log_rho = dist.log_prob(policy, action) - dist.log_prob(behaviour, action)
 
     def one_stream(*x: Array) -> VTrace:

@@ -219,7 +219,8 @@ def random_observation(spec: EnvSpec, axes: tuple[int, ...], rng: np.random.Gene
 def random_timestep(spec: EnvSpec, axes: tuple[int, ...], rng: np.random.Generator) -> TimeStep:
     """Rows ``[*axes, ...]`` in the middle of episodes."""
     reward, never = rng.standard_normal(axes).astype(np.float32), np.zeros(axes, bool)
-    return TimeStep(random_observation(spec, axes, rng), reward, never, never.copy(), never.copy())
+    extra = map_leaves(lambda leaf: np.ones((*axes, *leaf.shape), leaf.dtype), spec.extra)  # all is allowed
+    return TimeStep(random_observation(spec, axes, rng), reward, never, never.copy(), never.copy(), extra)
 
 
 def random_trajectory(agent: Agent, spec: EnvSpec, sizes: Sizes, rng: np.random.Generator) -> Trajectory:

@@ -26,8 +26,8 @@ class Tape:
     Attributes:
         messages: each message as received.
         copies: copies of them made at once.
-        by_slot: for each slot the flattened rows in order: (observation leaves…, reward, first, terminated,
-            truncated).
+        by_slot: for each slot the flattened rows in order: (leaves of observation and extra…, reward, first,
+            terminated, truncated).
         findings: breaches found on the way.
     """
 
@@ -119,9 +119,7 @@ def _drive(group: EnvGroup, act: _Actor, tape: Tape, steps: int) -> None:
         was_last[slot_ids] = timestep.last
         tape.messages.append((timestep, slot_ids))
         tape.copies.append((_copy(group, timestep), slot_ids.copy()))
-        leaves = [np.array(v) for _, v in rows.tree_leaves(group.spec.observation, timestep.observation)]
-        for k, slot in enumerate(slot_ids.tolist()):
-            tape.by_slot[slot].append(tuple(leaf[k] for leaf in [*leaves, *map(np.array, timestep[1:5])]))
+        _note(tape, group, timestep, slot_ids)
         answer = act(slot_ids)
         kept = map_leaves(lambda _, value: value.copy(), group.spec.action, answer)
         group.send(answer, slot_ids)
@@ -145,14 +143,25 @@ def _drive(group: EnvGroup, act: _Actor, tape: Tape, steps: int) -> None:
         )
 
 
+def _note(tape: Tape, group: EnvGroup, timestep: TimeStep, slot_ids: np.ndarray) -> None:
+    """Put a message's rows on the tape."""
+    trees = ((group.spec.observation, timestep.observation), (group.spec.extra, timestep.extra))
+    leaves = [np.array(v) for spec, tree in trees for _, v in rows.tree_leaves(spec, tree)]
+    for k, slot in enumerate(slot_ids.tolist()):
+        tape.by_slot[slot].append(tuple(leaf[k] for leaf in [*leaves, *map(np.array, timestep[1:5])]))
+
+
 def _flat(group: EnvGroup, action: PyTree) -> list[np.ndarray]:
     return [value for _, value in rows.tree_leaves(group.spec.action, action)]
 
 
 def _copy(group: EnvGroup, timestep: TimeStep) -> TimeStep:
-    return TimeStep(
-        rows.copied(group.spec.observation, timestep.observation), *(np.array(x) for x in timestep[1:5])
+    spec = group.spec
+    observation, extra = (
+        rows.copied(s, x) for s, x in ((spec.observation, timestep.observation), (spec.extra, timestep.extra))
     )
+    reward, first, terminated, truncated = (np.array(x) for x in timestep[1:5])
+    return TimeStep(observation, reward, first, terminated, truncated, extra)
 
 
 def _state(make: Callable[[], EnvGroup], group: EnvGroup, steps: int, seed: int) -> list[Finding]:
@@ -181,7 +190,5 @@ def _state(make: Callable[[], EnvGroup], group: EnvGroup, steps: int, seed: int)
 def _continue(group: EnvGroup, act: _Actor, tape: Tape, steps: int) -> None:
     for _ in range(steps):
         timestep, slot_ids = group.recv(RECV_TIMEOUT_S)
-        leaves = [np.array(v) for _, v in rows.tree_leaves(group.spec.observation, timestep.observation)]
-        for k, slot in enumerate(slot_ids.tolist()):
-            tape.by_slot[slot].append(tuple(leaf[k] for leaf in [*leaves, *map(np.array, timestep[1:5])]))
+        _note(tape, group, timestep, slot_ids)
         group.send(act(slot_ids), slot_ids)

@@ -14,7 +14,7 @@ from headrace.types import PyTree, TimeStep
 Messages: TypeAlias = list[tuple[TimeStep, np.ndarray]]
 """What ``recv`` gave, in order."""
 SlotRows: TypeAlias = list[list[tuple[np.ndarray, ...]]]
-"""For each slot its rows in order: (observation leaves…, reward, first, terminated, truncated)."""
+"""For each slot its rows in order: (leaves of observation and extra…, reward, first, terminated, truncated)."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,12 @@ def message_form(group: EnvGroup, timestep: TimeStep, slot_ids: np.ndarray) -> I
     forms += [
         (name, getattr(timestep, name), (b,), np.bool_) for name in ("first", "terminated", "truncated")
     ]
-    try:
-        for leaf, value in rows.tree_leaves(group.spec.observation, timestep.observation):
-            forms.append(("observation", value, (b, *leaf.shape), leaf.dtype))
-    except (KeyError, TypeError, ValueError, IndexError) as exc:
-        yield Finding(
-            "observation's structure", repr(exc), f"that of {group.spec.observation}", "convert with to_agent"
-        )
+    for part, spec in (("observation", group.spec.observation), ("extra", group.spec.extra)):
+        try:
+            for leaf, value in rows.tree_leaves(spec, getattr(timestep, part)):
+                forms.append((part, value, (b, *leaf.shape), leaf.dtype))
+        except (KeyError, TypeError, ValueError, IndexError) as exc:
+            yield Finding(f"{part}'s structure", repr(exc), f"that of {spec}", "convert with to_agent")
     for name, value, shape, dtype in forms:
         got = np.asarray(value)
         if got.shape != shape or got.dtype != dtype:
@@ -115,6 +114,7 @@ def overwritten(messages: Messages, copies: Messages) -> Iterator[Finding]:
             (ids, ids_then),
             *zip(now[1:5], then[1:5], strict=True),
             *_pairs(now.observation, then.observation),
+            *_pairs(now.extra, then.extra),
         ]
         if not all(equal(a, b) for a, b in pairs):
             yield Finding(

@@ -35,12 +35,14 @@ class EnvSpec:
         action: spec of one action.
         frame_skip: environment frames per agent step (action repeat), for reporting frames.
         name: the id, for messages.
+        extra: spec of ``TimeStep.extra``; ``()`` where the group says nothing more.
     """
 
     observation: Spec
     action: Spec
     frame_skip: int = 1
     name: str = ""
+    extra: Spec = ()
 
 
 @runtime_checkable

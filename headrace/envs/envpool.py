@@ -12,6 +12,7 @@ import numpy as np
 from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
 from headrace.envs.gym import MAX_INFOS
+from headrace.envs.masks import Masks
 from headrace.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -72,6 +73,7 @@ class EnvPoolGroup:
         num_threads: int = 0,
         first_slot: int = 0,
         render: bool = False,
+        action_mask: str | None = None,
     ) -> None:
         """Make the pool and start its resets.
 
@@ -84,6 +86,7 @@ class EnvPoolGroup:
             num_threads: EnvPool's threads; 0 lets it choose.
             first_slot: global id of slot 0, for messages.
             render: be ready to draw.
+            action_mask: ``observation.KEY`` of action masks (see ``masks``); None: there are none.
 
         Raises:
             EnvironmentIdError: EnvPool is not installed or has no such task.
@@ -118,12 +121,17 @@ class EnvPoolGroup:
             raise UnsupportedSpaceError(
                 f"{self._name} takes several actions ({action}); expected one Box or Discrete."
             )
-        self.spec = EnvSpec(
+        observation, action = (
             from_gymnasium(space, "observation space"),
             from_gymnasium(action, "action space"),
-            int(skip),
-            self._name,
         )
+        self._masks = Masks(action_mask, observation, action, name=self._name, first_slot=first_slot)
+        if self._masks.in_info:
+            raise ConfigError(
+                f"{self._name}: got env.action_mask={action_mask!r}; EnvPool's infos hold no masks. Expected "
+                "observation.KEY, a part of its observation, or None"
+            )
+        self.spec = EnvSpec(observation, action, int(skip), self._name, self._masks.spec)
 
     def _space(self, space: Any) -> gym.Space:
         """The observation space, without the axis of a stack of one frame."""
@@ -184,7 +192,9 @@ class EnvPoolGroup:
         spec = self.spec.observation
         value = rows.agent_batch(spec, observation[:, 0] if self._squeeze else observation, self._name)
         checks.check_values(self._name, spec, value, reward, self._all, self._steps, self._first_slot)
-        return TimeStep(value, reward, first, terminated, truncated), self._all.copy()
+        extra = self._masks.blank(self.num_slots)
+        extra = self._masks.complete(extra, value, terminated | truncated, self._all, self._steps)
+        return TimeStep(value, reward, first, terminated, truncated, extra), self._all.copy()
 
     def _keep_infos(self, info: Mapping[str, Any], order: np.ndarray, first: np.ndarray) -> None:
         """Numbers in the infos of last rows; ``order`` has the slot of each row of ``info``."""

@@ -5,6 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from headrace.envs import checks, rows
 from headrace.envs import gym_state as kept
 from headrace.envs.contract import EnvSpec
 from headrace.envs.failures import BadValueError, Bounds, Budget, Failure, OnBadValue
+from headrace.envs.masks import MaskError, Masks
 from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, WaitTimeoutError
 from headrace.spaces import from_gymnasium, to_agent
 from headrace.types import PyTree, TimeStep
@@ -24,13 +26,14 @@ FAILURES = (Exception, SystemExit)
 
 
 class _Message(NamedTuple):
-    """A message being written, ``[b, ...]``: observations in environment types, rewards float64, flags."""
+    """A message being written, ``[b, ...]``: observations in environment types, rewards float64, flags, extra."""
 
     observation: PyTree
     reward: np.ndarray
     first: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    extra: PyTree
 
 
 class GymGroup:
@@ -64,6 +67,7 @@ class GymGroup:
         bounds: Bounds = "warn",
         first_lives: np.ndarray | None = None,
         beat: MutableSequence[float] | None = None,
+        action_mask: str | None = None,
     ) -> None:
         """Make and reset the environments.
 
@@ -79,6 +83,7 @@ class GymGroup:
             bounds: what a float outside the bounds of its Box is: a bad value (``error``), said once (``warn``), or nothing.
             first_lives: int64 ``[num_slots]``; None: zeros.
             beat: two floats where the group says what it is at: slot, and time (see ``stepping``; 0: at nothing).
+            action_mask: where action masks come from (see ``masks``); None: there are none.
 
         Raises:
             EnvironmentFailure: an environment could not be made or reset, or differs from the first.
@@ -92,6 +97,7 @@ class GymGroup:
         self._budget = Budget(num_slots, 0) if budget is None else budget
         self._on_bad_value, self._bounds = on_bad_value, bounds
         self._failures: list[Failure] = []
+        self._action_mask = action_mask
         self._envs: list[gym.Env] = []
         lives = np.zeros(num_slots, np.int64) if first_lives is None else first_lives
         try:
@@ -123,7 +129,11 @@ class GymGroup:
 
     def _begin(self, lives: np.ndarray) -> None:
         envs, name = self._envs, self._name
-        self.spec = _spec_of(envs[0], name)
+        spec = _spec_of(envs[0], name)
+        self._masks = Masks(
+            self._action_mask, spec.observation, spec.action, name=name, first_slot=self._first_slot
+        )
+        self.spec = replace(spec, extra=self._masks.spec)
         for slot in range(1, len(envs)):
             self._check_spec(slot)
         self._bare, self._steps_of = [env.unwrapped for env in envs], [env.step for env in envs]
@@ -131,6 +141,7 @@ class GymGroup:
         self._all, self._num_sent, self._num_held = np.arange(self.num_slots, dtype=np.int32), 0, 0
         self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, self.num_slots))
         self._first_obs = rows.empty(self.spec.observation, self.num_slots)
+        self._first_extra = self._masks.blank(self.num_slots)
         self._slots = kept.Slots(self.num_slots, self.spec.action)
         for slot in range(self.num_slots):
             try:
@@ -140,7 +151,7 @@ class GymGroup:
         self._num_held = self.num_slots
 
     def _check_spec(self, slot: int) -> None:
-        if _spec_of(self._envs[slot], self._name) != self.spec:
+        if replace(_spec_of(self._envs[slot], self._name), extra=self.spec.extra) != self.spec:
             raise EnvironmentFailure(
                 f"env {self._name} slot {self._first_slot + slot}: its spaces differ from slot 0's; "
                 "expected one space a group"
@@ -161,9 +172,10 @@ class GymGroup:
 
     def _check_first(self, slot: int) -> None:
         spec = self.spec.observation
-        one = rows.pick(spec, self._first_obs, slice(slot, slot + 1))
-        for what in checks.bad_values(spec, to_agent(spec, one), np.zeros(1)).values():
+        one = to_agent(spec, rows.pick(spec, self._first_obs, slice(slot, slot + 1)))
+        for what in checks.bad_values(spec, one, np.zeros(1)).values():
             raise BadValueError(what)
+        self._masks.of_observation((), one, np.zeros(1, bool))
 
     def _restart(self, slot: int, failure: EnvironmentFailure) -> None:
         """Make the environment anew and begin its next life, as often as it takes and the budget allows.
@@ -218,6 +230,7 @@ class GymGroup:
         result = self._envs[slot].reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"got a {type(result).__name__}, expected (observation, info) as in Gymnasium")
+        self._masks.write(self._first_extra, slot, result[1])
         return result[0]
 
     @property
@@ -249,7 +262,9 @@ class GymGroup:
 
     def _step(self, slot_ids: np.ndarray, actions: list[Any]) -> TimeStep:
         spec, n, slots = self.spec.observation, len(slot_ids), self._slots
-        message = _Message(rows.empty(spec, n), np.zeros(n), *(np.zeros(n, bool) for _ in range(3)))
+        first, terminated, truncated = (np.zeros(n, bool) for _ in range(3))
+        extra = self._masks.blank(n)
+        message = _Message(rows.empty(spec, n), np.zeros(n), first, terminated, truncated, extra)
         self._advance(slot_ids.tolist(), actions, message)
         slots.steps[slot_ids] += ~message.first & ~slots.again[slot_ids]
         value = to_agent(spec, message.observation)
@@ -259,12 +274,25 @@ class GymGroup:
                 self._leave_out(slot, int(slots.steps[slot]), what)
                 self._begin_again(message, k, slot)
             value = to_agent(spec, message.observation)
-        reward = message.reward.astype(np.float32)
-        return TimeStep(value, reward, message.first, message.terminated, message.truncated)
+        value, extra = self._with_masks(message, slot_ids, value)
+        return TimeStep(value, message.reward.astype(np.float32), first, terminated, truncated, extra)
+
+    def _with_masks(self, message: _Message, slot_ids: np.ndarray, value: PyTree) -> tuple[PyTree, PyTree]:
+        """Observations in agent types and ``extra``, with the masks that are part of the observation."""
+        while True:
+            try:
+                last = message.terminated | message.truncated
+                return value, self._masks.of_observation(message.extra, value, last)
+            except MaskError as exc:
+                slot = int(slot_ids[exc.row])
+                self._leave_out(slot, int(self._slots.steps[slot]), str(exc))
+                self._begin_again(message, exc.row, slot)
+                value = to_agent(self.spec.observation, message.observation)
 
     def _advance(self, slot_ids: list[int], actions: list[Any], message: _Message) -> None:
         # A fast environment's speed hangs on this loop: locals, one test a slot, three writes.
-        observation, reward, _, terminated, truncated = message
+        observation, reward, _, terminated, truncated, extra = message
+        mask = self._masks.write if self._masks.in_info else None
         write, clock, beat = self._write, time.monotonic, self._beat
         steps_of, slots = self._steps_of, self._slots
         ended, asleep = slots.ended, (slots.held | slots.ended | slots.again).tolist()
@@ -280,6 +308,8 @@ class GymGroup:
                     if end or limit:
                         terminated[k], truncated[k], ended[slot] = end, limit, True
                         self._infos.append((slot, rows.numbers(info)))
+                    elif mask is not None:
+                        mask(extra, k, info)
                 except FAILURES as exc:
                     self._failed(slot, asleep[slot], exc)
                     self._begin_again(message, k, slot)
@@ -313,6 +343,7 @@ class GymGroup:
             message.first[k] = True
             self._write(message.observation, k, self._reset(slot))
             self._slots.ended[slot] = False
+            self._put_extra(message, k, slot)
 
     def _begin_again(self, message: _Message, k: int, slot: int) -> None:
         """Row k is the first of a life, which is held."""
@@ -320,14 +351,20 @@ class GymGroup:
         rows.put(spec, message.observation, k, rows.pick(spec, self._first_obs, slot))
         message.reward[k], message.first[k] = 0.0, True
         message.terminated[k] = message.truncated[k] = False
+        self._put_extra(message, k, slot)
+
+    def _put_extra(self, message: _Message, k: int, slot: int) -> None:
+        extra = self.spec.extra
+        rows.put(extra, message.extra, k, rows.pick(extra, self._first_extra, slot))
 
     def _repeat(self, slot: int, message: _Message, k: int) -> None:
         """Row k is the slot's last, which nobody received."""
         last, spec = self._slots.last, self.spec.observation
         assert last is not None
         rows.put(spec, message.observation, k, rows.pick(spec, self._first_obs, slot))
-        for target, value in zip(message[1:], last[1:5], strict=True):
+        for target, value in zip(message[1:5], last[1:5], strict=True):
             target[k] = value[slot]
+        self._put_extra(message, k, slot)
 
     def _failure(self, slot: int, doing: str, exc: BaseException) -> EnvironmentFailure:
         step = int(self._slots.steps[slot]) + (doing == "step")
@@ -435,19 +472,20 @@ class GymGroup:
         env, bare, (seed, before) = self._envs[slot], self._bare[slot], self._slots.origin[slot]
         if actions is None or now is None or (seed < 0 and before is None):
             return False
-        row: list[Any]
-        info: dict[str, Any]
+        row: tuple[Any, ...]
         try:
             self._beat[0], self._beat[1] = slot, time.monotonic()
             if before is not None and not kept.set_generator(bare, before):
                 return False
-            row, info = [env.reset(seed=None if seed < 0 else seed)[0], 0.0, False, False], {}
+            observation, info = env.reset(seed=None if seed < 0 else seed)
+            row = (observation, 0.0, False, False, info)
             for action in actions:
                 self._beat[1] = time.monotonic()
-                *row, info = env.step(kept.one(self.spec.action, action))
+                row = env.step(kept.one(self.spec.action, action))
+            self._keep_extra(slot, row)
             exact = self._is_last(slot, row) and kept.same(kept.encoded(bare), now)
             if exact and self._slots.again[slot] and (row[2] or row[3]):
-                self._infos.append((slot, rows.numbers(info)))  # nobody received the row, nor this with it
+                self._infos.append((slot, rows.numbers(row[4])))  # nobody received the row, nor this with it
             return exact
         except (
             Exception
@@ -458,7 +496,15 @@ class GymGroup:
         finally:
             self._beat[1] = 0.0
 
-    def _is_last(self, slot: int, row: list[Any]) -> bool:
+    def _keep_extra(self, slot: int, row: tuple[Any, ...]) -> None:
+        """The mask of a row that may have to be given (again)."""
+        if row[2] or row[3]:
+            spec = self.spec.extra
+            rows.put(spec, self._first_extra, slot, rows.pick(spec, self._masks.blank(1), 0))
+        else:
+            self._masks.write(self._first_extra, slot, row[4])
+
+    def _is_last(self, slot: int, row: tuple[Any, ...]) -> bool:
         """Whether ``row`` is the slot's last received one."""
         spec, last = self.spec.observation, self._slots.last
         assert last is not None

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from headrace.envs import checks, rows
 from headrace.envs.contract import EnvSpec
 from headrace.envs.gym import MAX_INFOS, frame_skip
+from headrace.envs.masks import Masks
 from headrace.errors import ConfigError, EnvironmentFailure, EnvironmentIdError, WaitTimeoutError
 from headrace.spaces import from_gymnasium
 from headrace.types import PyTree, TimeStep
@@ -33,7 +34,13 @@ class VectorGroup:
     """
 
     def __init__(
-        self, env: gym.vector.VectorEnv, seed_of: Callable[[int, int], int], *, name: str, first_slot: int = 0
+        self,
+        env: gym.vector.VectorEnv,
+        seed_of: Callable[[int, int], int],
+        *,
+        name: str,
+        first_slot: int = 0,
+        action_mask: str | None = None,
     ) -> None:
         """Take over ``env`` (closed with the group) and reset it.
 
@@ -42,9 +49,10 @@ class VectorGroup:
             seed_of: ``(slot, life) -> seed``.
             name: the id, for messages.
             first_slot: global id of slot 0, for messages.
+            action_mask: where action masks come from (see ``masks``); None: there are none.
 
         Raises:
-            ConfigError: ``env.metadata`` does not say how it resets.
+            ConfigError: ``env.metadata`` does not say how it resets, or the masks are not where they should be.
             EnvironmentFailure: the reset raised.
         """
         mode = env.metadata.get("autoreset_mode")
@@ -60,12 +68,10 @@ class VectorGroup:
         self._first_slot = first_slot
         self.num_slots = n = env.num_envs
         subs = getattr(env.unwrapped, "envs", None)
-        self.spec = EnvSpec(
-            from_gymnasium(env.single_observation_space, "observation space"),
-            from_gymnasium(env.single_action_space, "action space"),
-            frame_skip(subs[0]) if subs else 1,
-            name,
-        )
+        observation = from_gymnasium(env.single_observation_space, "observation space")
+        action = from_gymnasium(env.single_action_space, "action space")
+        self._masks = Masks(action_mask, observation, action, name=name, first_slot=first_slot)
+        self.spec = EnvSpec(observation, action, frame_skip(subs[0]) if subs else 1, name, self._masks.spec)
         self._all = np.arange(n, dtype=np.int32)
         self._infos: deque[tuple[int, dict[str, float]]] = deque(maxlen=max(MAX_INFOS, n))
         self._life = 0
@@ -80,12 +86,17 @@ class VectorGroup:
         seeds = [self._seed_of(slot, self._life) for slot in range(n)]
         try:
             try:
-                observation, _ = self._env.reset(seed=seeds)  # type: ignore[arg-type]
+                observation, infos = self._env.reset(seed=seeds)  # type: ignore[arg-type]
             except (TypeError, ValueError, gym.error.Error):
-                observation, _ = self._env.reset(seed=seeds[0])
+                observation, infos = self._env.reset(seed=seeds[0])
         except Exception as exc:  # whatever a user's environment raises
             raise self._failure("reset", exc) from exc
-        self._reset_obs = self._convert(observation)
+        self._hold(self._convert(observation), infos)
+
+    def _hold(self, observation: PyTree, infos: Any) -> None:
+        """Keep the first rows of the slots that wait until they are received."""
+        self._reset_obs = observation
+        self._reset_extra = self._masks.of_batch(infos, observation, ~self._waiting, self._steps)
 
     def _convert(self, observation: PyTree) -> PyTree:
         """In agent types and never the environment's own memory, which it may write again."""
@@ -117,11 +128,11 @@ class VectorGroup:
 
     def _reset_ended(self) -> None:
         try:
-            observation, _ = self._env.reset(options={"reset_mask": self._ended.copy()})
+            observation, infos = self._env.reset(options={"reset_mask": self._ended.copy()})
         except Exception as exc:  # whatever a user's environment raises
             raise self._failure("reset", exc) from exc
-        self._reset_obs = self._convert(observation)
         self._waiting, self._ended = self._ended, np.zeros(self.num_slots, bool)
+        self._hold(self._convert(observation), infos)
 
     def _first_rows(self) -> tuple[TimeStep, np.ndarray]:
         """The held first rows alone."""
@@ -139,7 +150,10 @@ class VectorGroup:
             self._steps,
             self._first_slot,
         )
-        return TimeStep(observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy()), slot_ids
+        extra = rows.pick(self.spec.extra, self._reset_extra, slot_ids)
+        return TimeStep(
+            observation, np.zeros(n, np.float32), np.ones(n, bool), no, no.copy(), extra
+        ), slot_ids
 
     def _step(self, timeout_s: float) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         env: Any = self._env
@@ -169,8 +183,10 @@ class VectorGroup:
         terminated, truncated = (np.asarray(x, bool) & ~first for x in (terminated, truncated))
         self._ended = terminated | truncated
         self._steps += ~first
+        extra = self._masks.of_batch(infos, observation, self._ended, self._steps)
         if self._mode is AutoresetMode.SAME_STEP and self._ended.any():
-            self._reset_obs, self._waiting = observation, self._ended
+            self._waiting = self._ended
+            self._hold(observation, infos)
             observation = self._with_final(observation, infos)
             self._ended = np.zeros(self.num_slots, bool)
         self._keep_infos(infos, terminated | truncated)
@@ -179,7 +195,7 @@ class VectorGroup:
         checks.check_values(
             self._name, self.spec.observation, observation, reward, self._all, self._steps, self._first_slot
         )
-        return TimeStep(observation, reward.astype(np.float32), first, terminated, truncated)
+        return TimeStep(observation, reward.astype(np.float32), first, terminated, truncated, extra)
 
     def _with_final(self, observation: PyTree, infos: dict[str, Any]) -> PyTree:
         """The batch with the true final observation of each ended slot in place of the reset one."""

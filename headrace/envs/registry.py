@@ -64,7 +64,14 @@ def make_group(env_id: str, num_slots: int, seed_of: Callable[[int, int], int], 
         ConfigError: a setting the environment does not take.
         EnvironmentFailure: the environment could not be made or reset; its error is the cause.
     """
-    return _make(Request(env_id, env_id, num_slots, seed_of, **options))
+    request = Request(env_id, env_id, num_slots, seed_of, **options)
+    group = _make(request)
+    if request.action_mask is not None and not group.spec.extra:
+        group.close()
+        raise ConfigError(
+            f"env {env_id}: its {type(group).__name__} gives no action masks; leave out env.action_mask"
+        )
+    return group
 
 
 def single_of(
@@ -205,6 +212,7 @@ def _envpool(request: Request) -> EnvGroup:
         num_threads=request.num_threads,
         first_slot=request.first_slot,
         render=request.render,
+        action_mask=request.action_mask,
     )
 
 
@@ -269,6 +277,7 @@ def _single(request: Request) -> EnvGroup:
         budget=Budget(request.num_slots, request.max_restarts),
         on_bad_value=request.on_bad_value,
         bounds=request.bounds,
+        action_mask=request.action_mask,
     )
 
 
@@ -299,7 +308,13 @@ def _vectorised(request: Request, make: Callable[[], Any]) -> EnvGroup:
             f"expected a gymnasium.vector.VectorEnv of num_envs={request.num_slots}"
         )
     try:
-        return VectorGroup(env, request.seed_of, name=request.env_id, first_slot=request.first_slot)
+        return VectorGroup(
+            env,
+            request.seed_of,
+            name=request.env_id,
+            first_slot=request.first_slot,
+            action_mask=request.action_mask,
+        )
     except BaseException:
         env.close()
         raise

@@ -34,6 +34,7 @@ class Request:
         first_slot: global id of the group's slot 0, for messages.
         drive_single: what is called in place of ``GymGroup`` to drive single environments in the caller's thread.
         render: the group should be able to draw, see ``render``; one that cannot ignores it.
+        action_mask: ``info.KEY`` or ``observation.KEY``, where action masks come from; None: there are none.
     """
 
     env_id: str
@@ -54,6 +55,7 @@ class Request:
     first_slot: int = 0
     drive_single: Callable[..., Any] | None = None
     render: bool = False
+    action_mask: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no factory could do."""

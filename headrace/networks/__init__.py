@@ -3,6 +3,7 @@
 from headrace.networks.actor_critic import ActorCriticOutput, NetworkConfig, actor_critic, build, linear_head
 from headrace.networks.context import stack_sequence, stack_step, zero_recent
 from headrace.networks.cores import GRU, LSTM, Core
+from headrace.networks.encoders import Encoders, MakeEncoder
 from headrace.networks.network import Encoder, Input, Network, Params, feed_forward, pair, recurrent
 from headrace.networks.torsos import MLP, NatureCNN, Torso, TorsoConfig
 
@@ -13,7 +14,9 @@ __all__ = [
     "ActorCriticOutput",
     "Core",
     "Encoder",
+    "Encoders",
     "Input",
+    "MakeEncoder",
     "NatureCNN",
     "Network",
     "NetworkConfig",

@@ -1,8 +1,9 @@
 """The actor–critic network: a torso chosen from the spec, perhaps a recurrent core, and two heads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,8 +11,10 @@ from jaxtyping import Array, Float
 
 from headrace.errors import ConfigError
 from headrace.networks.cores import GRU, LSTM, Core
+from headrace.networks.encoders import Encoders, loaded
 from headrace.networks.network import Input, MakeModule, Network, feed_forward, pair, recurrent
 from headrace.networks.torsos import Activation, Init, Pixels, Torso, TorsoConfig, kernel_init
+from headrace.settings.primitives import JSON_OBJECT
 from headrace.spaces import Spec
 
 POLICY_GAIN = 0.01
@@ -51,8 +54,16 @@ class NetworkConfig:
     pixels: Pixels = "unit"
     """What the image encoder sees: pixels ÷ 255, or each image (or stack of frames) less its mean, ÷ its deviation."""
 
+    encoders: Annotated[dict[str, str], JSON_OBJECT] = field(default_factory=dict, hash=False)
+    """Encoders of your own for parts of the observation, as a JSON object: '{"image": "my_module:MyCNN"}'."""
+
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
+        for name, reference in self.encoders.items():
+            if not isinstance(reference, str) or ":" not in reference:
+                raise ConfigError(
+                    f"network.encoders[{name!r}] is {reference!r}; expected my_module:MakeEncoder as text"
+                )
         for name, kind in (
             ("activation", Activation),
             ("init", Init),
@@ -75,8 +86,14 @@ class NetworkConfig:
         """Rows before the present one that are needed."""
         return self.frame_stack - 1
 
-    def torso(self, observation_spec: Spec, action_spec: Spec) -> MakeModule:
-        """Maker of the torso for these specs; any agent may put its own head on it with ``build``."""
+    def torso(
+        self, observation_spec: Spec, action_spec: Spec, encoders: Encoders = MappingProxyType({})
+    ) -> MakeModule:
+        """Maker of the torso for these specs; any agent may put its own head on it with ``build``.
+
+        ``encoders`` go before those of the settings.
+        """
+        own = {**loaded(self.encoders), **encoders}
         config = TorsoConfig(
             self.hidden,
             self.activation,
@@ -86,7 +103,7 @@ class NetworkConfig:
             self.context,
             self.prev_action_reward,
         )
-        return lambda rngs: Torso(config, observation_spec, action_spec, rngs)
+        return lambda rngs: Torso(config, observation_spec, action_spec, rngs, own)
 
 
 class _WithHead(nnx.Module):
@@ -103,6 +120,7 @@ def build(
     observation_spec: Spec,
     action_spec: Spec,
     make_head: Callable[[int, nnx.Rngs], nnx.Module],
+    encoders: Encoders = MappingProxyType({}),
 ) -> Network:
     """Torso and core of ``config`` with a head of the caller's.
 
@@ -111,8 +129,12 @@ def build(
         observation_spec: what is seen.
         action_spec: the agent's actions, for ``prev_action_reward``.
         make_head: ``(in_features, rngs) -> module`` from features ``[rows, in_features]`` to the output.
+        encoders: of one's own for parts of the observation, see ``encoders``.
+
+    Raises:
+        ConfigError: an encoder is for nothing that is seen, or does not fit it.
     """
-    torso = config.torso(observation_spec, action_spec)
+    torso = config.torso(observation_spec, action_spec, encoders)
     if config.core == "none":
         return feed_forward(lambda rngs: _WithHead(torso(rngs), make_head, rngs), config.context)
     core: Core = LSTM(config.core_size) if config.core == "lstm" else GRU(config.core_size)
@@ -134,7 +156,11 @@ class _ActorCriticHead(nnx.Module):
 
 
 def actor_critic(
-    config: NetworkConfig, observation_spec: Spec, action_spec: Spec, policy_size: int
+    config: NetworkConfig,
+    observation_spec: Spec,
+    action_spec: Spec,
+    policy_size: int,
+    encoders: Encoders = MappingProxyType({}),
 ) -> Network:
     """Policy and value of an observation.
 
@@ -143,6 +169,7 @@ def actor_critic(
         observation_spec: what is seen.
         action_spec: the agent's actions.
         policy_size: P, the number of parameters of the policy's distribution.
+        encoders: of one's own for parts of the observation, as of ``build``.
 
     Returns:
         A network whose output is ``ActorCriticOutput``; its carry is ``()`` without a core.
@@ -160,9 +187,10 @@ def actor_critic(
             observation_spec,
             action_spec,
             lambda features, rngs: _ActorCriticHead(features, policy_size, config.init, rngs),
+            encoders,
         )
     policy, value = (
-        build(config, observation_spec, action_spec, linear_head(size, gain, config.init))
+        build(config, observation_spec, action_spec, linear_head(size, gain, config.init), encoders)
         for size, gain in ((policy_size, POLICY_GAIN), (1, VALUE_GAIN))
     )
     joined = pair(policy, value, lambda p, v: ActorCriticOutput(p, jnp.squeeze(v, -1)))

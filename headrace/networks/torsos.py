@@ -7,14 +7,16 @@
 | ``Discrete``, ``MultiDiscrete`` | one-hot |
 | ``MultiBinary`` | zeros and ones |
 
-Each image leaf has a CNN of its own; the other leaves are concatenated into one perceptron; the results are
-concatenated, followed by the previous action and reward where asked for. With context, frames of an image are
-stacked into channels, and other leaves are flattened over the stack.
+Each image leaf has a CNN of its own; the other leaves are concatenated into one perceptron. A leaf that was given an
+encoder of the user's own (``encoders``) goes to that alone. The results are concatenated, followed by the previous action
+and reward where asked for. With context, frames of an image are stacked into channels, and other leaves are flattened over
+the stack.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -24,7 +26,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from headrace.networks.conv import conv_general_dilated
-from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, leaves, map_leaves
+from headrace.networks.encoders import Encoders, assign, make_checked
+from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiDiscreteSpec, Spec, leaves, map_leaves, names
 from headrace.types import PyTree
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -156,10 +159,26 @@ class Torso(nnx.Module):
     torso, as in Espeholt 2018 (Fig. 3); both are zero where ``first``.
     """
 
-    def __init__(self, config: TorsoConfig, observation: Spec, action: Spec, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        config: TorsoConfig,
+        observation: Spec,
+        action: Spec,
+        rngs: nnx.Rngs,
+        encoders: Encoders = MappingProxyType({}),
+    ) -> None:
         self.context, self.observation = config.context, observation
         self.action = action if config.prev_action_reward else None
-        specs = [leaf for _, leaf in leaves(observation)]
+        named, chosen = names(observation), assign(observation, encoders)
+        self.own = tuple(name in chosen for name, _ in named)
+        self.encoders = nnx.List(
+            [
+                make_checked(chosen[name], name, leaf, config.context, rngs)
+                for name, leaf in named
+                if name in chosen
+            ]
+        )
+        specs = [leaf for name, leaf in named if name not in chosen]
         images = [image_shape(leaf, config.context) for leaf in specs]
         self.cnns = nnx.List(
             [
@@ -171,15 +190,18 @@ class Torso(nnx.Module):
         flat = sum(width(leaf) for leaf, shape in zip(specs, images, strict=True) if shape is None)
         flat *= config.context + 1
         self.mlp = MLP(flat, config.hidden, rngs, config.activation, config.init) if flat else None
-        self.out_features = len(self.cnns) * config.cnn_dense + (self.mlp.out_features if self.mlp else 0)
+        self.out_features = sum(module.out_features for module in self.encoders)
+        self.out_features += len(self.cnns) * config.cnn_dense + (self.mlp.out_features if self.mlp else 0)
         if config.prev_action_reward:
             self.out_features += sum(width(leaf) for _, leaf in leaves(action)) + 1
 
     def __call__(self, x: Any) -> Float[Array, "R F"]:
         """Rows of ``Input`` to features."""
-        cnns, parts, flat = iter(self.cnns), [], []
-        for leaf, value in _with_leaves(self.observation, x.observation):
-            if image_shape(leaf, self.context) is None:
+        cnns, encoders, parts, flat = iter(self.cnns), iter(self.encoders), [], []
+        for own, (leaf, value) in zip(self.own, _with_leaves(self.observation, x.observation), strict=True):
+            if own:
+                parts.append(next(encoders)(value))
+            elif image_shape(leaf, self.context) is None:
                 flat.append(encode(leaf, value).reshape(value.shape[0], -1))
             else:
                 parts.append(next(cnns)(to_image(leaf, value, self.context)))

@@ -37,9 +37,9 @@ import numpy as np
 from headrace import spaces
 from headrace.errors import ConfigError, UnsupportedSpaceError
 from headrace.ops import families, normals
-from headrace.ops.families import MASKED_LOGIT, Distribution
+from headrace.ops.families import Distribution
 from headrace.spaces import BoxSpec, DiscreteSpec, Leaf, MultiBinarySpec, MultiDiscreteSpec, Spec
-from headrace.types import Array, PyTree
+from headrace.types import ACTION_MASK, Array, PyTree
 
 BoxFamily = Literal["clipped_normal", "tanh_normal"]
 
@@ -118,6 +118,12 @@ def _composite(spec: Spec, parts: list[Distribution]) -> Distribution:
     def kl(params_p: Array, params_q: Array) -> Array:
         return sum(d.kl(p, q) for d, p, q in zip(parts, split(params_p), split(params_q), strict=True))
 
+    def mask(params: Array, mask: PyTree) -> Array:
+        masks = structure.flatten_up_to(mask)
+        return jnp.concatenate(
+            [d.mask(p, m) for d, p, m in zip(parts, split(params), masks, strict=True)], -1
+        )
+
     def by_leaf(name: str, value: PyTree) -> PyTree:
         return spaces.map_leaves(lambda d, x: getattr(d, name)(x), structure.unflatten(parts), value)
 
@@ -131,28 +137,15 @@ def _composite(spec: Spec, parts: list[Distribution]) -> Distribution:
         to_env=lambda action: by_leaf("to_env", action),
         from_env=lambda value: by_leaf("from_env", value),
         zeros=lambda batch=(): structure.unflatten([d.zeros(batch) for d in parts]),
+        mask=mask,
     )
 
 
-def mask_logits(params: Array, mask: Array) -> Array:
-    """Parameters of a single Discrete action with the forbidden categories ruled out.
+def masked(dist: Distribution, params: Array, extra: PyTree) -> Array:
+    """``params`` under the action mask of ``TimeStep.extra``; as they are where it holds none.
 
-    The masked parameters go to ``sample``, ``mode``, ``log_prob``, ``entropy`` and ``kl`` as any others;
-    apply the stored mask in learning as in acting. Forbidden categories get probability 0 and gradient 0;
-    entropy stays finite. Where everything is forbidden the result is uniform. The KL to a distribution
-    under a *narrower* mask is finite but about 1e9.
-
-    Args:
-        params: logits ``[.., n]``.
-        mask: bool or 0/1 ``[.., n]``, true where allowed.
-
-    Returns:
-        f32 ``[.., n]``.
-
-    Raises:
-        ValueError: shapes differ.
+    To be applied to what a network gives, with the mask of the same row, in acting and in learning.
     """
-    params, mask = jnp.asarray(params, jnp.float32), jnp.asarray(mask).astype(bool)
-    if params.shape != mask.shape:
-        raise ValueError(f"got logits {params.shape} and a mask {mask.shape}; expected equal shapes [.., n]")
-    return jnp.where(mask, params, MASKED_LOGIT)
+    return (
+        dist.mask(params, extra[ACTION_MASK]) if isinstance(extra, dict) and ACTION_MASK in extra else params
+    )

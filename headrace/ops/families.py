@@ -41,6 +41,9 @@ class Distribution:
         from_env: its inverse for foreign data, up to clipping, rounding and saturation; NumPy. Raises
             ``ValueError`` on values outside the space.
         zeros: ``batch axes -> action`` of zeros with the dtypes and shapes of ``sample``; NumPy.
+        mask: ``(params, mask) -> params [.., P]`` f32 under which what the mask forbids has probability 0 (see
+            ``mask_logits``); masks as ``envs.masks`` gives them: bool ``[.., n]`` for each leaf of categories,
+            ``()`` for others.
     """
 
     size: int
@@ -52,6 +55,42 @@ class Distribution:
     to_env: Callable[[PyTree], PyTree]
     from_env: Callable[[PyTree], PyTree]
     zeros: Callable[..., PyTree]
+    mask: Callable[[Array, PyTree], Array]
+
+
+def mask_logits(params: Array, mask: Array) -> Array:
+    """Logits with the forbidden categories ruled out.
+
+    The masked parameters go to ``sample``, ``mode``, ``log_prob``, ``entropy`` and ``kl`` as any others;
+    apply the stored mask in learning as in acting. Forbidden categories get probability 0 and gradient 0;
+    entropy stays finite. Where everything is forbidden the result is uniform. The KL to a distribution
+    under a *narrower* mask is finite but about 1e9.
+
+    Args:
+        params: logits ``[.., n]``.
+        mask: bool or 0/1 ``[.., n]``, true where allowed.
+
+    Returns:
+        f32 ``[.., n]``.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    params, mask = jnp.asarray(params, jnp.float32), jnp.asarray(mask).astype(bool)
+    if params.shape != mask.shape:
+        raise ValueError(f"got logits {params.shape} and a mask {mask.shape}; expected equal shapes [.., n]")
+    return jnp.where(mask, params, MASKED_LOGIT)
+
+
+def mask_nothing(params: Array, mask: PyTree) -> Array:
+    """The ``mask`` of families without categories.
+
+    Raises:
+        ValueError: ``mask`` is anything but ().
+    """
+    if not (isinstance(mask, tuple) and not mask):
+        raise ValueError("got a mask for a Box or MultiBinary; expected (): only categories can be masked")
+    return jnp.asarray(params, jnp.float32)
 
 
 def categorical(leaf: DiscreteSpec | MultiDiscreteSpec) -> Distribution:
@@ -98,6 +137,7 @@ def categorical(leaf: DiscreteSpec | MultiDiscreteSpec) -> Distribution:
         to_env=lambda action: spaces.to_env(leaf, action),
         from_env=lambda value: _checked_indices(leaf, value, np.reshape(nvec, leaf.shape)),
         zeros=lambda batch=(): np.zeros((*batch, *leaf.shape), np.int32),
+        mask=mask_logits,
     )
 
 
@@ -140,6 +180,7 @@ def bernoulli(leaf: MultiBinarySpec) -> Distribution:
         to_env=lambda action: spaces.to_env(leaf, action),
         from_env=lambda value: _checked_indices(leaf, value, np.full(leaf.shape, 2)),
         zeros=lambda batch=(): np.zeros((*batch, *leaf.shape), np.int8),
+        mask=mask_nothing,
     )
 
 

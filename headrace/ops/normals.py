@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace import spaces
 from headrace.errors import UnsupportedSpaceError
-from headrace.ops.families import Distribution, flat
+from headrace.ops.families import Distribution, flat, mask_nothing
 from headrace.spaces import BoxSpec
 from headrace.types import Array
 
@@ -100,6 +100,7 @@ def normal(leaf: BoxSpec, path: str, *, squash: bool) -> Distribution:
         to_env=to_env,
         from_env=from_env,
         zeros=lambda batch=(): np.zeros((*batch, *leaf.shape), np.float32),
+        mask=mask_nothing,
     )
 
 

@@ -158,8 +158,9 @@ class Lane:
         self, saved: dict[str, Any], changed: np.ndarray
     ) -> tuple[Request, np.ndarray] | None:
         """The message of the slots that are still in the life they spoke in."""
-        flag = np.zeros(0)
-        blank = TimeStep(spaces.zeros(self.group.spec.observation, (0,)), flag, flag, flag, flag)
+        flag, spec = np.zeros(0), self.group.spec
+        observation, extra = (spaces.zeros(part, (0,)) for part in (spec.observation, spec.extra))
+        blank = TimeStep(observation, flag, flag, flag, flag, extra)
         treedef = jax.tree.structure(Request(blank, flag, flag))
         request: Request = jax.tree.unflatten(treedef, [np.asarray(x) for x in saved["leaves"]])
         keep = ~changed[request.slot_ids]

@@ -163,7 +163,8 @@ def queue_limits(config: Config, agent: Agent) -> QueueLimits:
 def blank_row(agent: Agent, spec: EnvSpec) -> Row:
     """One slot's row of zeros."""
     flag = np.zeros((), bool)
-    timestep = TimeStep(spaces.zeros(spec.observation), np.zeros((), np.float32), flag, flag, flag)
+    reward, extra = np.zeros((), np.float32), spaces.zeros(spec.extra)
+    timestep = TimeStep(spaces.zeros(spec.observation), reward, flag, flag, flag, extra)
     return Row(timestep, agent.action, agent.extras, np.zeros((), np.int32))
 
 

@@ -15,6 +15,7 @@ from headrace.agents.registry import build_agent
 from headrace.checkpoint.tree import unflatten
 from headrace.envs.agree import check_agreement
 from headrace.envs.contract import EnvSpec
+from headrace.envs.masks import Masks
 from headrace.errors import ConfigError
 from headrace.inference.actor import Published
 from headrace.inference.slots import Slots, fresh_slots
@@ -46,6 +47,7 @@ class Policy:
     def __init__(self, config: Config, agent: Agent, spec: EnvSpec, params: Params, step: int = 0) -> None:
         """Made by ``headrace.load``; ``step`` names the checkpoint."""
         self.config, self.agent, self.spec, self.params, self.step = config, agent, spec, params, step
+        self._masks = Masks(config.env.action_mask, spec.observation, spec.action, name=config.env.id)
         self._act = jax.jit(self._act_one)
         self._value = jax.jit(self._value_one)
 
@@ -63,6 +65,7 @@ class Policy:
         carry: PolicyCarry,
         *,
         reward: float = 0.0,
+        action_mask: PyTree = None,
         first: bool | None = None,
         explore: bool = False,
         key: Any = None,
@@ -73,6 +76,7 @@ class Policy:
             observation: of the environment, without a leading axis.
             carry: from ``initial_carry`` or the last call.
             reward: received on arriving here.
+            action_mask: as the environment's info has it (see ``envs.masks``), where that is where masks come from.
             first: whether the observation is of a reset; None: where the carry is fresh.
             explore: sample, in place of the most probable action.
             key: JAX key of the sample; needed with ``explore``.
@@ -81,14 +85,15 @@ class Policy:
             An action for ``env.step``, and the next carry.
 
         Raises:
-            ValueError: ``explore`` without a key, or an observation that is not one of the environment's.
+            ValueError: ``explore`` without a key, an observation that is not one of the environment's, or a mask that
+                is missing, wrong or not asked for.
         """
         if explore and key is None:
             raise ValueError(
                 "explore=True samples an action and needs key=jax.random.key(…), another one each step"
             )
         first = carry.fresh if first is None else first
-        timestep = self._timestep(observation, reward, first)
+        timestep = self._timestep(observation, reward, first, action_mask)
         key = jax.random.key(0) if key is None else key
         action, slots = self._act(self.params, carry.slots, timestep, jnp.full(1, float(explore)), key)
         env_action = jax.tree.map(
@@ -96,17 +101,18 @@ class Policy:
         )
         return env_action, PolicyCarry(slots, False)
 
-    def value(self, observation: PyTree, carry: PolicyCarry) -> float:
-        """The value of one observation, where the agent has one.
+    def value(self, observation: PyTree, carry: PolicyCarry, *, action_mask: PyTree = None) -> float:
+        """The value of one observation, where the agent has one; ``action_mask`` as of ``act``.
 
         Raises:
             ConfigError: it has none.
         """
         if self.agent.value is None:
             raise ConfigError("this agent has no state value")
-        return float(self._value(self.params, carry.slots, self._timestep(observation, 0.0, carry.fresh))[0])
+        timestep = self._timestep(observation, 0.0, carry.fresh, action_mask)
+        return float(self._value(self.params, carry.slots, timestep)[0])
 
-    def _timestep(self, observation: PyTree, reward: float, first: bool) -> TimeStep:
+    def _timestep(self, observation: PyTree, reward: float, first: bool, action_mask: PyTree) -> TimeStep:
         try:
             one = spaces.map_leaves(_row, self.spec.observation, observation)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -115,13 +121,19 @@ class Policy:
             ) from error
         no = np.zeros(1, bool)
         reward = 0.0 if first else reward
-        return TimeStep(
-            spaces.to_agent(self.spec.observation, one),
-            np.full(1, reward, np.float32),
-            np.full(1, first),
-            no,
-            no,
-        )
+        seen = spaces.to_agent(self.spec.observation, one)
+        extra = self._extra(seen, action_mask)
+        return TimeStep(seen, np.full(1, reward, np.float32), np.full(1, first), no, no, extra)
+
+    def _extra(self, seen: PyTree, action_mask: PyTree) -> PyTree:
+        source, extra = self.config.env.action_mask, self._masks.blank(1)
+        if self._masks.in_info:
+            if action_mask is None:
+                raise ValueError(f"the policy was trained with masks from {source}; expected action_mask=")
+            self._masks.put(extra, 0, action_mask)
+        elif action_mask is not None:
+            raise ValueError(f"got action_mask=, but env.action_mask is {source}; leave it out")
+        return self._masks.of_observation(extra, seen, np.zeros(1, bool))
 
     def _seen(self, slots: Slots, timestep: TimeStep, explore: Any) -> tuple[ActInput, PyTree]:
         recent, observation = slots.recent, timestep.observation

@@ -36,6 +36,7 @@ def env_options(config: Config) -> dict[str, Any]:
         "max_episode_steps": env.max_episode_steps,
         "step_timeout_s": env.step_timeout_s,
         "max_restarts": env.max_restarts,
+        "action_mask": env.action_mask,
     }
 
 

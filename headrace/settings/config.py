@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from headrace.agents.impala import ImpalaConfig
+from headrace.envs import masks
 from headrace.envs.failures import Bounds, OnBadValue
 from headrace.errors import ConfigError
 from headrace.experience.queue import OnFull
@@ -52,6 +53,8 @@ class EnvConfig:
     """Gymnasium: step single environments in the actor's thread, or use the environment's vector version."""
     max_episode_steps: int | None = None
     """Time limit in steps, in place of the environment's own."""
+    action_mask: str | None = None
+    """Where masks of forbidden actions come from: info.action_mask, or observation.KEY; None: nothing is forbidden."""
     step_timeout_s: float = 60.0
     """A worker in which a step takes longer than this is killed and started anew, seconds; in a thread the run ends."""
 
@@ -105,6 +108,8 @@ class EnvConfig:
             raise ConfigError(several.groups_needed(self.ids, self.groups, self.num_envs, self.actor_threads))
         if self.step_timeout_s <= 0:
             raise ConfigError(f"env.step_timeout_s {self.step_timeout_s}; expected seconds > 0")
+        if self.action_mask is not None:
+            masks.parse(self.action_mask)
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"env.max_episode_steps {self.max_episode_steps}; expected at least 1, or None")
 

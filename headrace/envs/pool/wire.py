@@ -92,6 +92,10 @@ def layout(spec: EnvSpec, num_slots: int) -> list[Field]:
         Field(f"observation {i}", (num_slots, *leaf.shape), leaf.dtype)
         for i, leaf in enumerate(_leaves(spec.observation))
     ]
+    more = [
+        Field(f"extra {i}", (num_slots, *leaf.shape), leaf.dtype)
+        for i, leaf in enumerate(_leaves(spec.extra))
+    ]
     acts = [
         Field(f"action {i}", (num_slots, *rows.env_shape(leaf)), leaf.env_dtype)
         for i, leaf in enumerate(_leaves(spec.action))
@@ -99,7 +103,7 @@ def layout(spec: EnvSpec, num_slots: int) -> list[Field]:
     flags = [Field(name, (num_slots,), np.dtype(bool)) for name in ("first", "terminated", "truncated")]
     reward = Field("reward", (num_slots,), np.dtype(np.float32))
     lives = Field("lives", (num_slots,), np.dtype(np.int64))
-    return [*seen, *acts, reward, *flags, lives]
+    return [*seen, *more, *acts, reward, *flags, lives]
 
 
 def _leaves(spec: Spec) -> list[Any]:
@@ -120,22 +124,27 @@ class Shared:
             count = len(_leaves(part))
             return rows.tree_from_arrays(part, {str(i): found[f"{name} {i}"] for i in range(count)})
 
-        self._spec = spec.observation
+        self._spec, self._extra = spec.observation, spec.extra
         self.action = tree(spec.action, "action")
         flags = (found[name] for name in ("reward", "first", "terminated", "truncated"))
-        self.timestep = TimeStep(tree(spec.observation, "observation"), *flags)
+        reward, first, terminated, truncated = flags
+        seen, extra = tree(spec.observation, "observation"), tree(spec.extra, "extra")
+        self.timestep = TimeStep(seen, reward, first, terminated, truncated, extra)
         self.lives = found["lives"]
 
     def write(self, slot_ids: Any, timestep: TimeStep) -> None:
         """Put rows down."""
         rows.put(self._spec, self.timestep.observation, slot_ids, timestep.observation)
+        rows.put(self._extra, self.timestep.extra, slot_ids, timestep.extra)
         for mine, value in zip(self.timestep[1:5], timestep[1:5], strict=True):
             mine[slot_ids] = value
 
     def read(self, slot_ids: np.ndarray) -> TimeStep:
         """Copies of rows: shared memory itself is written again."""
         observation = rows.pick(self._spec, self.timestep.observation, slot_ids)
-        return TimeStep(observation, *(mine[slot_ids] for mine in self.timestep[1:5]))
+        reward, first, terminated, truncated = (mine[slot_ids] for mine in self.timestep[1:5])
+        extra = rows.pick(self._extra, self.timestep.extra, slot_ids)
+        return TimeStep(observation, reward, first, terminated, truncated, extra)
 
 
 def send_ids(connection: Connection, kind: Kind, slot_ids: np.ndarray) -> None:

@@ -98,6 +98,7 @@ def probe(pool: Connection, job: Job, beat: Any) -> None:
         budget=Budget(1, request.max_restarts),
         bounds="ignore",
         beat=beat,
+        action_mask=request.action_mask,
     )
     try:
         measured = _measure(group) if job.measure else (0.0, 0.0)
@@ -142,6 +143,7 @@ class _Server:
             bounds=request.bounds,
             first_lives=job.lives,
             beat=beat,
+            action_mask=request.action_mask,
         )
         if self._group.spec != job.spec:
             raise EnvironmentFailure(
