@@ -124,16 +124,29 @@ def test_a_killed_run_goes_on_exactly(options, tmp_path, monkeypatch):
 def test_an_evaluation_drives_the_group_by_itself():
     """Five steps of reward 1 … 5 an episode, whatever the policy."""
     parts = parts_for("counter")
-    evaluation = Evaluator(parts.config, parts.agent, parts.survey).run(parts.newest(), 6)
+    evaluation = Evaluator(parts.config, parts.agent, parts.surveys).run(parts.newest(), 6)
     assert evaluation.returns == [15.0] * 6 and evaluation.lengths == [5] * 6
     parts.close()
 
 
-def test_threads_drive_fused_groups(tmp_path):
-    summary = train(
-        tiny(tmp_path / "run", preset="impala", env__id="jax_envs:make_walk", runtime="threads", total_steps=2000,
-             env__num_envs=8, env__groups=4, env__actor_threads=2)
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"env__actor_threads": 2},
+        {"inference__placement": "central"},
+        {"env__id": "jax_envs:make_walk,jax_envs:make_walk_back"},
+    ],
+    ids=["fused", "central", "two ids"],
+)
+def test_threads_drive_the_groups(options, tmp_path):
+    options = {
+        "env__id": "jax_envs:make_walk",
+        "env__num_envs": 8,
+        "env__groups": 4,
+        "total_steps": 2000,
+        **options,
+    }
+    summary = train(tiny(tmp_path / "run", preset="impala", runtime="threads", **options))
     assert summary["steps"] >= 2000 and summary["lag_max"] <= 4 and summary["restarts"] == 0
     assert 0 <= summary["return_mean"] <= 1
 
