@@ -1,5 +1,6 @@
 """Tiny JAX environments to test with; none needs more than JAX."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -80,6 +81,17 @@ def make_walk() -> JaxEnv:
         return x, jax.nn.one_hot(x, 7), (x == 6).astype(jnp.float32), (x == 6) | (x == 0)
 
     return JaxEnv(reset, step, gym.spaces.Box(0, 1, (7,)), gym.spaces.Discrete(3, start=-1), 20)
+
+
+def make_walk_back() -> JaxEnv:
+    """The walk whose left end is good."""
+    walk = make_walk()
+
+    def step(key: Any, x: Any, action: Any) -> Any:
+        x, observation, _, end = walk.step(key, x, action)
+        return x, observation, (x == 0).astype(jnp.float32), end
+
+    return replace(walk, step=step)
 
 
 def make_poison(at: int = 3, what: str = "reward") -> JaxEnv:

@@ -278,7 +278,7 @@ def test_ids_of_functions():
     assert all(isinstance(group, JaxGroup) for group in groups)
     assert groups[0].env_step is groups[1].env_step  # made and compiled once
     assert max(obs[1] for obs, *_ in played(groups[0], 9)[0]) == 3
-    limited = make_group("jax_envs:make_counter", 2, seed_of, max_episode_steps=2)
+    limited = make_group("jax_envs:make_counter", 2, seed_of, max_episode_steps=2, bounds="ignore")
     assert max(obs[1] for obs, *_ in played(limited, 9)[0]) == 2
     spec = describe("jax_envs:make_nested")
     assert spec.action["go"].env_dtype == np.int32 and spec.observation["seen"][1].env_dtype == np.float32
@@ -289,9 +289,15 @@ def test_ids_of_functions():
     [
         ("unannotated", {}, EnvironmentFailure, "got a JaxEnv; .*Annotate its function with `-> JaxEnv`"),
         ("other", {}, EnvironmentFailure, "got a int; expected the JaxEnv that its annotation says"),
-        ("counter", {"vectorization": "vector"}, ConfigError, "expected 'single': .*one batch on the device"),
-        ("counter", {"on_bad_value": "restart"}, ConfigError, "got on_bad_value='restart'; expected 'error'"),
-        ("counter", {"batch_size": 1}, ConfigError, "got batch_size=1; expected 2"),
+        (
+            "counter",
+            {"vectorization": "vector"},
+            ConfigError,
+            "got vectorization='vector'; leave it out: .*one batch on the device",
+        ),
+        ("counter", {"on_bad_value": "restart"}, ConfigError, "got on_bad_value='restart'; leave it out"),
+        ("counter", {"bounds": "error"}, ConfigError, "got bounds='error'; leave it out"),
+        ("counter", {"batch_size": 1}, ConfigError, "got batch_size=1; leave it out"),
         (
             "counter",
             {"workers": 1},

@@ -129,11 +129,24 @@ def test_an_evaluation_drives_the_group_by_itself():
     parts.close()
 
 
-def test_threads_drive_fused_groups(tmp_path):
-    summary = train(
-        tiny(tmp_path / "run", preset="impala", env__id="jax_envs:make_walk", runtime="threads", total_steps=2000,
-             env__num_envs=8, env__groups=4, env__actor_threads=2)
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"env__actor_threads": 2},
+        {"inference__placement": "central"},
+        {"env__id": "jax_envs:make_walk,jax_envs:make_walk_back"},
+    ],
+    ids=["fused", "central", "two ids"],
+)
+def test_threads_drive_the_groups(options, tmp_path):
+    options = {
+        "env__id": "jax_envs:make_walk",
+        "env__num_envs": 8,
+        "env__groups": 4,
+        "total_steps": 2000,
+        **options,
+    }
+    summary = train(tiny(tmp_path / "run", preset="impala", runtime="threads", **options))
     assert summary["steps"] >= 2000 and summary["lag_max"] <= 4 and summary["restarts"] == 0
     assert 0 <= summary["return_mean"] <= 1
 

@@ -227,18 +227,17 @@ def _jax(request: Request, make: Callable[[], Any]) -> EnvGroup:
     from headrace.envs.jax_group import JaxGroup  # here, because it imports JAX
 
     _no_threads(request)
-    fixed = {
-        "vectorization": "single",
-        "batch_size": request.num_slots,
-        "on_bad_value": "error",
-        "bounds": "warn",
+    refused = {
+        "vectorization": request.vectorization != "single",
+        "batch_size": request.batch_size not in (None, request.num_slots),
+        "on_bad_value": request.on_bad_value != "error",
+        "bounds": request.bounds == "error",
     }
-    for option, only in fixed.items():
-        if getattr(request, option) not in (None, only):
-            raise ConfigError(
-                f"env {request.env_id}: got {option}={getattr(request, option)!r}; expected {only!r}: the slots of a JAX "
-                "environment are one batch on the device, and nothing looks into a single one there"
-            )
+    for option in (name for name, wrong in refused.items() if wrong):
+        raise ConfigError(
+            f"env {request.env_id}: got {option}={getattr(request, option)!r}; leave it out: the slots of a JAX environment "
+            "are one batch on the device, and nothing looks into a single one there"
+        )
     with resolve.translated(request.env_id, request.kwargs):
         env = make()
         if not isinstance(env, JaxEnv):
