@@ -41,6 +41,7 @@ def test_cartpole_improves(tmp_path, runtime):
 HYBRID = {
     "env.id": "learning_envs:Hybrid",
     "env.groups": 1,
+    "env.workers": 0,  # here, where what they were told can be looked at
     "agent.box_policy": "tanh_normal",
     "agent.discount": 0.5,
     "agent.batch_size": 8,

@@ -24,7 +24,7 @@ from headrace.envs.gym_vector import VectorGroup
 from headrace.envs.masks import MaskError, Masks, convert, mask_spec
 from headrace.errors import ConfigError, EnvironmentFailure
 from headrace.ops import distribution, masked
-from headrace.seeds import Role, stream_seed
+from headrace.seeds import Role, SlotSeeds, stream_seed
 
 ACTION = Dict({"b": Tuple((Box(-1, 1, (1,)), MultiDiscrete([2, 3]))), "a": Discrete(3, start=4)})
 SPEC = spaces.from_gymnasium(ACTION)
@@ -200,7 +200,8 @@ class Masked(gym.Env):
         mask = said = {"a": a, "b": b}
         if self.broken and self.total == self.at:
             said = {"zero": {**mask, "a": a * 0}, "shape": {**mask, "a": a[:4]}, "none": None}[self.broken]
-        seen = said if self.broken == "zero" else mask
+        seen = said if said is not mask and self.broken == "zero" else mask
+        self.broken = self.broken if said is mask else None  # once
         return {"x": np.array([self.t], np.float32), "may": seen}, {"action_mask": said}
 
     def reset(self, *, seed=None, options=None):
@@ -305,6 +306,40 @@ def test_the_mask_of_a_first_row_that_waits_is_there_after_a_resume():
     third._first_extra["action_mask"]["b"][:] = False
     assert third.set_state(other.get_state())
     np.testing.assert_equal(rows_of(other, 3), rows_of(third, 3))
+
+
+def test_worker_processes_give_the_same_masks(here_importable):
+    def told(workers):
+        seeds = SlotSeeds(3, Role.TRAIN_ENV)
+        options = {"workers": workers, "action_mask": "info.action_mask"}
+        group, by_slot = make_group("learning_envs:Forbidding", 3, seeds, **options), [[] for _ in range(3)]
+        try:
+            for _ in range(25):
+                timestep, ids = group.recv(10.0)
+                mask = timestep.extra["action_mask"]
+                for k, slot in enumerate(ids.tolist()):
+                    by_slot[slot].append((mask[k].tolist(), timestep.observation[k].tolist()))
+                group.send(3 + mask.argmax(1), ids)
+        finally:
+            group.close()
+        return by_slot
+
+    in_workers = told(2)
+    assert in_workers == told(0)
+    assert sum(all(mask) for rows in in_workers for mask, _ in rows) == 6  # two last rows each
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_row_whose_mask_cannot_be_used_is_left_out_where_that_is_asked_for(source):
+    made = iter(range(3))
+    make = lambda: Masked(broken="zero" if next(made) == 1 else None)  # noqa: E731
+    options = {"name": "masked", "action_mask": source, "on_bad_value": "restart"}
+    group = GymGroup(make, 3, seed_of, **options)
+    rows = rows_of(group, 9)
+    assert [(f.slot, f.reason, f.steps) for f in group.take_failures()] == [(1, "bad_value", 2)]
+    assert group.run_ids().tolist() == [0, 1, 0]
+    first = [bool(row[0]) for row in rows[1]]
+    assert first == [True, False, True, False, False, False, True, False, False]  # its row 2 is a reset
 
 
 def test_an_extra_of_another_form_is_found():
@@ -419,6 +454,7 @@ def test_what_is_forbidden_is_never_done(tmp_path, here_importable):
     changes = {
         "env.id": "learning_envs:Forbidding",
         "env.action_mask": "info.action_mask",
+        "env.workers": 0,
         "log.panel": False,
     }
     config = headrace.config("impala", total_steps=8000, runtime="sync", run=str(tmp_path / "run"), **changes)

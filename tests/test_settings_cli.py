@@ -22,7 +22,7 @@ from headrace.settings.presets import PRESETS, preset
 
 TRAIN_KEYS = {
     "run", "steps", "frames", "updates", "wall_s", "steps_per_s", "episodes", "return_mean", "lag_mean", "lag_max",
-    "restarts", "params_sha256",
+    "restarts", "failures", "params_sha256",
 }  # fmt: skip
 EVAL_KEYS = {"episodes", "return_mean", "return_std", "return_min", "return_max", "length_mean"}
 SMALL = [

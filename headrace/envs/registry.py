@@ -154,7 +154,8 @@ def _make(request: Request) -> EnvGroup:
 def _pooled(request: Request) -> Request:
     """The request, where its environments can be stepped in processes."""
     prefix, colon, rest = request.env_id.partition(":")
-    many = colon and (prefix in _FACTORIES or makes_jax_env(_attribute(request.env_id)))
+    known = prefix in _FACTORIES or prefix == "__main__"
+    many = colon and (known or makes_jax_env(_attribute(request.env_id)))
     refused = request.vectorization == "vector" or (many and prefix != "gym")
     if refused or prefix == "__main__":
         why = (
