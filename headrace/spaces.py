@@ -203,6 +203,11 @@ def namespace(value: Array) -> Any:
     return jax.numpy if jax is not None and isinstance(value, jax.core.Tracer) else np
 
 
+def _wide(value: Array) -> Array:
+    """Integers in which a start can be added: it may lie outside the space's own dtype, as −1 does of uint8."""
+    return value.astype(np.int64 if namespace(value) is np else np.int32)
+
+
 def to_agent(spec: Spec, value: PyTree) -> PyTree:
     """Values ``[b, ...]`` of the environment in the agent's types. Never aliases a float64 or int64 input; may alias others.
 
@@ -215,11 +220,10 @@ def to_agent(spec: Spec, value: PyTree) -> PyTree:
 def _leaf_to_agent(leaf: Leaf, value: Array) -> Array:
     value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
-        # In int64: a start may lie outside the space's own dtype, as −1 does of uint8.
-        return (value.astype(np.int64) - leaf.start if leaf.start else value).astype(leaf.dtype, copy=False)
+        return (_wide(value) - leaf.start if leaf.start else value).astype(leaf.dtype, copy=False)
     if isinstance(leaf, MultiDiscreteSpec):
         flat = value.reshape(*value.shape[: value.ndim - len(leaf.env_shape)], len(leaf.nvec))
-        return (flat.astype(np.int64) - np.asarray(leaf.start)).astype(leaf.dtype, copy=False)
+        return (_wide(flat) - np.asarray(leaf.start)).astype(leaf.dtype, copy=False)
     if leaf.dtype == np.int32 and leaf.env_dtype != np.int32:
         info = np.iinfo(np.int32)
         if value.size and (value.min() < info.min or value.max() > info.max):
@@ -241,11 +245,9 @@ def to_env(spec: Spec, value: PyTree) -> PyTree:
 def _leaf_to_env(leaf: Leaf, value: Array) -> Array:
     value = namespace(value).asarray(value)
     if isinstance(leaf, DiscreteSpec):
-        return (value.astype(np.int64) + leaf.start if leaf.start else value).astype(
-            leaf.env_dtype, copy=False
-        )
+        return (_wide(value) + leaf.start if leaf.start else value).astype(leaf.env_dtype, copy=False)
     if isinstance(leaf, MultiDiscreteSpec):
-        shifted = (value.astype(np.int64) + np.asarray(leaf.start)).astype(leaf.env_dtype, copy=False)
+        shifted = (_wide(value) + np.asarray(leaf.start)).astype(leaf.env_dtype, copy=False)
         return shifted.reshape(*value.shape[:-1], *leaf.env_shape)
     if isinstance(leaf, BoxSpec):
         return namespace(value).clip(value, leaf.low, leaf.high).astype(leaf.env_dtype, copy=False)

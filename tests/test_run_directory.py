@@ -177,6 +177,7 @@ def test_h2a_nan_reward_names_the_environment_among_all(tmp_path, monkeypatch):
         "impala",
         **{
             "env.id": "learning_envs:make_nan_in_slot_2",
+            "env.workers": 0,  # the environments count themselves in this process
             "env.num_envs": 4,
             "agent.batch_size": 4,
             "total_steps": 2000,
